@@ -1,0 +1,1 @@
+"""2-bit routed experts for DeepSeek-V4-Flash in vLLM: planes, placement, correction."""

@@ -1,0 +1,148 @@
+"""A recipe and a machine's overrides, rendered to the one command that serves them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import RecipeError
+from .recipe import Recipe
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+CACHE_FOLDERS = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TILELANG_CACHE_DIR": "tilelang",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Cache variable of every compiler at run time -> its folder under CACHE_ROOT."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What one machine may change about a recipe. None keeps the recipe's value, or the default.
+
+    Geometry, layers and limits are not here: they belong to the recipe, and the audit is judged by them.
+    """
+
+    model_path: Path | None = None
+    served_model_name: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    audit_path: Path | None = None
+    cache_root: Path | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start.
+
+    Attributes:
+        argv: program and arguments.
+        env: the variables to set on top of the environment that is there; never a secret.
+        model_path: checkpoint folder, absolute.
+        model: name under which it is served.
+        host, port: where the API listens.
+        audit_path: where the audit will stand, or None when W2 is off.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    model_path: Path
+    model: str
+    host: str
+    port: int
+    audit_path: Path | None
+
+    @property
+    def base_url(self) -> str:
+        """URL of the API for a client on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def shell(self) -> str:
+        """The command as it can be pasted into a shell: variables sorted, one option a line."""
+        lines = [f"{name}={shlex.quote(self.env[name])}" for name in sorted(self.env)]
+        program, verb, model, *options = self.argv
+        lines.append(shlex.join((program, verb, model)))
+        for word in options:
+            if word.startswith("--"):
+                lines.append(f"  {shlex.quote(word)}")
+            else:
+                lines[-1] += f" {shlex.quote(word)}"
+        return "env " + " \\\n    ".join(lines)
+
+    def document(self) -> dict[str, Any]:
+        """The command as JSON-serialisable data."""
+        return {
+            "argv": list(self.argv),
+            "environment": {name: self.env[name] for name in sorted(self.env)},
+            "model_path": str(self.model_path),
+            "model": self.model,
+            "base_url": self.base_url,
+            "audit_path": None if self.audit_path is None else str(self.audit_path),
+        }
+
+
+def render(recipe: Recipe, overrides: Overrides, stock: bool = False, program: str = "vllm") -> Command:
+    """Render a recipe.
+
+    Args:
+        recipe: what to serve.
+        overrides: what this machine changes.
+        stock: serve with vLLM's own experts instead of W2, all else equal.
+        program: the ``vllm`` executable.
+
+    Raises:
+        RecipeError: an override is malformed.
+    """
+    if not 0 < overrides.port < 65536:
+        raise RecipeError(f"PORT={overrides.port} is out of range; use 1 to 65535")
+    model_path = (overrides.model_path or recipe.model_path).absolute()
+    model = overrides.served_model_name or recipe.model.served_name
+    audit = overrides.audit_path or recipe.root / ".native" / "run" / recipe.name / "audit.json"
+    audit_path = None if stock else audit.absolute()
+    argv = [program, "serve", str(model_path), "--served-model-name", model]
+    argv += ["--host", overrides.host, "--port", str(overrides.port)]
+    if not stock:
+        argv += ["--quantization", "moet_w2"]
+    for option, value in recipe.engine.items():
+        argv += _option(option, value)
+    env = dict(recipe.environment) | _w2_environment(recipe, audit_path)
+    if overrides.cache_root is not None:
+        root = overrides.cache_root.absolute()
+        env |= {name: str(root / folder) for name, folder in CACHE_FOLDERS.items()}
+    return Command(tuple(argv), env, model_path, model, overrides.host, overrides.port, audit_path)
+
+
+def _option(option: str, value: Any) -> list[str]:
+    """One engine option as arguments: booleans as --x or --no-x, mappings as JSON, lists as several words."""
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    if isinstance(value, dict):
+        return [f"--{option}", json.dumps(value, separators=(",", ":"))]
+    words = value if isinstance(value, list) else [value]
+    return [f"--{option}", *(str(word) for word in words)]
+
+
+def _w2_environment(recipe: Recipe, audit_path: Path | None) -> dict[str, str]:
+    if audit_path is None:
+        return {"VLLM_MOE_W2": "0"}
+    w2 = recipe.w2
+    env = {"VLLM_MOE_W2": "1", "VLLM_MOE_W2_MAPPED_AUDIT_PATH": str(audit_path)}
+    if w2.mapped_layers:
+        env["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(map(str, w2.mapped_layers))
+    if w2.exclude_layers:
+        env["VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS"] = ",".join(map(str, w2.exclude_layers))
+    if w2.correction.gb:
+        env["VLLM_MOE_W2_DELTA_GB"] = str(w2.correction.gb)
+    return env

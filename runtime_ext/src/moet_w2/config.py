@@ -1,0 +1,92 @@
+"""W2Config: the settings parsed once, validated once, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import envs
+from .errors import ConfigError
+
+CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
+
+
+@dataclass(frozen=True)
+class W2Config:
+    """How this process serves routed experts.
+
+    Attributes:
+        enabled: serve W2 planes where ``--quantization moet_w2`` asks for them.
+        mapped_layers: ascending layer keys placed in host memory.
+        delta_exclude_layers: ascending layer keys that never take a correction slot.
+        mapped_numa_node: the NUMA node mapped layers must lie on, or None to resolve it.
+        audit_path: where the audit is written, or None for nowhere.
+        cpu_isa: highest CPU instruction set to use, or None for what the machine has.
+    """
+
+    enabled: bool = True
+    mapped_layers: tuple[int, ...] = ()
+    delta_exclude_layers: tuple[int, ...] = ()
+    mapped_numa_node: int | None = None
+    audit_path: Path | None = None
+    cpu_isa: str | None = None
+
+
+def parse(settings: envs.Settings) -> W2Config:
+    """Turn raw settings into a :class:`W2Config`.
+
+    Raises:
+        ConfigError: a value is malformed; the message names the variable, the value and what is allowed.
+    """
+    return W2Config(
+        enabled=_flag("VLLM_MOE_W2", settings.enabled, default=True),
+        mapped_layers=layer_keys("VLLM_MOE_W2_MAPPED_LAYERS", settings.mapped_layers),
+        delta_exclude_layers=layer_keys("VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS", settings.delta_exclude_layers),
+        mapped_numa_node=_node("VLLM_MOE_W2_MAPPED_NUMA_NODE", settings.mapped_numa_node),
+        audit_path=Path(settings.mapped_audit_path) if settings.mapped_audit_path else None,
+        cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
+    )
+
+
+def load() -> W2Config:
+    """Read and parse the process environment."""
+    return parse(envs.read())
+
+
+def layer_keys(name: str, text: str | None) -> tuple[int, ...]:
+    """Parse ``"42,43"`` into ascending, distinct layer keys; None gives none.
+
+    Raises:
+        ConfigError: an item is not a plain non-negative integer, or a key is named twice.
+    """
+    if text is None:
+        return ()
+    keys: list[int] = []
+    for item in text.split(","):
+        item = item.strip()
+        if not (item.isascii() and item.isdecimal()):
+            raise ConfigError(f"{name}={text!r}: {item!r} is not a layer key; give integers such as 42,43")
+        key = int(item)
+        if key in keys:
+            raise ConfigError(f"{name}={text!r}: layer key {key} is named twice; name each layer once")
+        keys.append(key)
+    return tuple(sorted(keys))
+
+
+def _flag(name: str, text: str | None, default: bool) -> bool:
+    choice = _choice(name, text, ("0", "1"))
+    return default if choice is None else choice == "1"
+
+
+def _choice(name: str, text: str | None, allowed: tuple[str, ...]) -> str | None:
+    if text is None or text in allowed:
+        return text
+    raise ConfigError(f"{name}={text!r} is not allowed; use one of {', '.join(allowed)}")
+
+
+def _node(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{name}={text!r} is not a NUMA node; give a number such as 0")
+    return int(text)

@@ -1,0 +1,81 @@
+"""The only reader of the environment. Everything else takes values from :func:`read`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+PREFIX = "VLLM_MOE_W2"
+
+SETTINGS: dict[str, str] = {
+    "VLLM_MOE_W2": "1 (default) serves routed experts from 2-bit planes; 0 leaves vLLM as it is upstream",
+    "VLLM_MOE_W2_MAPPED_LAYERS": "comma-separated layer keys whose planes live in locked host memory",
+    "VLLM_MOE_W2_MAPPED_NUMA_NODE": "guard: the NUMA node that mapped layers must lie on",
+    "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "file that receives the placement audit (JSON, replaced atomically)",
+    "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS": "comma-separated layer keys that never take a correction slot",
+    "VLLM_MOE_W2_CPU_ISA": "caps the instruction set used on a CPU: amx, avx512_bf16, avx512 or avx2",
+}
+"""Every setting that this version honours, with its meaning."""
+
+RESERVED: frozenset[str] = frozenset(
+    f"VLLM_MOE_W2_{name}"
+    for name in (
+        "MAPPED_PCI",
+        "DELTA_GB",
+        "DELTA_POLICY",
+        "PREFILL_FP4",
+        "STORE_DIR",
+        "PLANES_CACHE",
+        "FAST_LOAD_WORKERS",
+        "FAST_LOAD_BATCH_LAYERS",
+        "TRACE",
+    )
+)
+"""Names of the family that this version does not honour yet: setting one is an error, not a no-op."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Raw text of every setting, exactly as found. ``None`` where a setting is absent or empty."""
+
+    enabled: str | None = None
+    mapped_layers: str | None = None
+    mapped_numa_node: str | None = None
+    mapped_audit_path: str | None = None
+    delta_exclude_layers: str | None = None
+    cpu_isa: str | None = None
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """Collect the package's settings from ``environ`` (default: the process environment).
+
+    Raises:
+        ConfigError: a ``VLLM_MOE_W2*`` name is unknown (the nearest known one is suggested) or reserved.
+    """
+    source = os.environ if environ is None else environ
+    for name in sorted(source):
+        if name.startswith(PREFIX) and name not in SETTINGS:
+            raise ConfigError(_refusal(name, source[name]))
+
+    def text(suffix: str) -> str | None:
+        return source.get(PREFIX + suffix, "").strip() or None
+
+    return Settings(
+        enabled=text(""),
+        mapped_layers=text("_MAPPED_LAYERS"),
+        mapped_numa_node=text("_MAPPED_NUMA_NODE"),
+        mapped_audit_path=text("_MAPPED_AUDIT_PATH"),
+        delta_exclude_layers=text("_DELTA_EXCLUDE_LAYERS"),
+        cpu_isa=text("_CPU_ISA"),
+    )
+
+
+def _refusal(name: str, value: str) -> str:
+    if name in RESERVED:
+        return f"{name}={value!r} is not supported by this version of moet_w2: unset it"
+    near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.0)[0]
+    return f"{name}={value!r} is not a setting of moet_w2: did you mean {near}? Otherwise unset it"

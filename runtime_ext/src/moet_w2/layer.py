@@ -1,0 +1,128 @@
+"""W2Layer: the one complete copy of a layer's planes and scales, filled tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from . import codebook, planes
+from .errors import CheckpointError
+from .geometry import SCALE_BLOCK, LayerGeometry
+from .host_memory import HostAllocation
+from .placement import Placement
+
+PROJECTIONS = ("w1", "w2", "w3")
+"""Gate, down and up projection of an expert, by their names in the checkpoint."""
+KINDS = ("weight", "scale")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's share of the tensor-parallel split: w1 and w3 by rows, w2 by columns."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass
+class W2Layer:
+    """Planes and scales of one layer, in their final place from the start.
+
+    Attributes:
+        key: layer key.
+        geometry: shapes on this rank.
+        placement: device or mapped.
+        storage: uint8 ``[geometry.nbytes]``, the canonical layout.
+        host: the host allocation behind ``storage`` where it is mapped, else None.
+        shard: this rank's share.
+        dispatched: whether the layer has computed yet.
+    """
+
+    key: int
+    geometry: LayerGeometry
+    placement: Placement
+    storage: torch.Tensor
+    host: HostAllocation | None = None
+    shard: Shard = field(default_factory=Shard)
+
+    def __post_init__(self) -> None:
+        self.dispatched = False
+        self._arrived: set[tuple[int, str, str]] = set()
+        self._views = {
+            name: self.storage[part.offset : part.offset + part.nbytes].view(part.experts, part.row_bytes)
+            for name, part in self.geometry.parts.items()
+        }
+
+    def view(self, part: str) -> torch.Tensor:
+        """uint8 ``[experts, row_bytes]`` of ``planes13``, ``sc13``, ``planes2`` or ``sc2``, without a copy."""
+        return self._views[part]
+
+    @property
+    def complete(self) -> bool:
+        return len(self._arrived) == self.geometry.experts * len(PROJECTIONS) * len(KINDS)
+
+    def missing(self) -> list[str]:
+        """Checkpoint names, below the layer, of tensors that have not arrived."""
+        return [
+            f"experts.{expert}.{projection}.{kind}"
+            for expert in range(self.geometry.experts)
+            for projection in PROJECTIONS
+            for kind in KINDS
+            if (expert, projection, kind) not in self._arrived
+        ]
+
+    def put(self, expert: int, projection: str, kind: str, tensor: torch.Tensor) -> None:
+        """Quantise one checkpoint tensor into its final place.
+
+        Args:
+            expert: expert index.
+            projection: ``w1``, ``w2`` or ``w3``.
+            kind: ``weight`` (int8 or uint8 ``[N, K / 2]``) or ``scale`` (float8_e8m0fnu, or its bytes as uint8,
+                ``[N, K / 32]``); both whole, before the tensor-parallel split.
+            tensor: the tensor, on any device.
+
+        Raises:
+            CheckpointError: wrong dtype or shape, an expert that the layer does not have, or a second arrival.
+        """
+        name = f"layers.{self.key}.ffn.experts.{expert}.{projection}.{kind}"
+        if not 0 <= expert < self.geometry.experts:
+            raise CheckpointError(f"{name}: this layer has experts 0..{self.geometry.experts - 1}")
+        if (expert, projection, kind) in self._arrived:
+            raise CheckpointError(f"{name}: arrived twice; the checkpoint holds it in two shards")
+        rows, cols = self._full_shape(projection)
+        per_byte = 2 if kind == "weight" else SCALE_BLOCK
+        allowed = (torch.int8, torch.uint8) if kind == "weight" else (torch.float8_e8m0fnu, torch.uint8)
+        if tensor.dtype not in allowed or tuple(tensor.shape) != (rows, cols // per_byte):
+            raise CheckpointError(
+                f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} is not an MXFP4 {kind}; "
+                f"expected {str(allowed[0]).removeprefix('torch.')} {[rows, cols // per_byte]}"
+            )
+        source = tensor.contiguous().view(torch.uint8).to(self.storage.device)
+        if kind == "weight":
+            source = codebook.to_two_bit(source)
+        pack = planes.pack_codes if kind == "weight" else planes.pack_scales
+        pack(self._share(projection, source), out=self._place(expert, projection, kind))
+        self._arrived.add((expert, projection, kind))
+
+    def close(self) -> None:
+        """Give mapped memory back. The layer cannot be read afterwards."""
+        self._views.clear()
+        self.storage = torch.empty(0, dtype=torch.uint8)
+        if self.host is not None:
+            self.host.close()
+
+    def _full_shape(self, projection: str) -> tuple[int, int]:
+        width, hidden = self.geometry.width * self.shard.size, self.geometry.hidden
+        return (hidden, width) if projection == "w2" else (width, hidden)
+
+    def _share(self, projection: str, tensor: torch.Tensor) -> torch.Tensor:
+        dim = 1 if projection == "w2" else 0
+        return tensor.chunk(self.shard.size, dim=dim)[self.shard.rank].contiguous()
+
+    def _place(self, expert: int, projection: str, kind: str) -> torch.Tensor:
+        row = self.view(("planes" if kind == "weight" else "sc") + ("2" if projection == "w2" else "13"))[expert]
+        if projection == "w2":
+            return row
+        half = row.numel() // 2  # gate rows first, then up rows; tiles run along rows, so each is contiguous
+        return row[:half] if projection == "w1" else row[half:]

@@ -1,0 +1,117 @@
+"""The FusedMoE method: vLLM's border to a W2 layer. Create, stream in, check, apply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+from . import reference, runtime
+from .errors import CheckpointError, UnsupportedError
+from .geometry import LayerGeometry
+from .layer import Shard, W2Layer
+from .placement import layer_key
+
+# vLLM's parameter for a checkpoint tensor, by the kind of tensor; w1 and w3 share a parameter there.
+_PARAMETERS = {
+    "w13_weight": "weight",
+    "w13_weight_scale": "scale",
+    "w2_weight": "weight",
+    "w2_weight_scale": "scale",
+}
+
+
+class W2MoEMethod(FusedMoEMethodBase):
+    """Routed experts of one layer, served from 2-bit planes."""
+
+    # The planes are in their final place before post-processing: vLLM must not move them to a device and back.
+    requires_device_loading = False
+
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Allocate the planes and register empty parameters whose loaders stream into them.
+
+        Raises:
+            MoetError: the layer, the checkpoint or the machine does not allow it.
+        """
+        key = layer_key(layer.layer_name)
+        if num_experts != layer.global_num_experts or layer.apply_router_weight_on_input:
+            raise UnsupportedError(
+                f"layer {key}: {num_experts} of {layer.global_num_experts} experts on this rank, router weight on "
+                f"input {layer.apply_router_weight_on_input}; W2 serves every expert of a layer on every rank"
+            )
+        geometry = LayerGeometry(num_experts, hidden_size, intermediate_size_per_partition)
+        shard = Shard(self.moe.moe_parallel_config.tp_rank, self.moe.moe_parallel_config.tp_size)
+        w2 = runtime.get().create_layer(key, geometry, shard)
+        layer.w2 = w2
+        for name, kind in _PARAMETERS.items():
+            # vLLM's loader looks these names up; the bytes live in the planes, so the parameters hold none.
+            parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
+            parameter.weight_loader = _loader(w2, kind)
+            layer.register_parameter(name, parameter)
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Check that every tensor has arrived and that nothing of the layer lies on the device twice.
+
+        Raises:
+            CheckpointError: tensors are missing.
+        """
+        w2: W2Layer = layer.w2
+        if missing := w2.missing():
+            raise CheckpointError(
+                f"layers.{w2.key}.ffn.{missing[0]}: never arrived ({len(missing)} expert tensors of the layer are "
+                "missing); the checkpoint is incomplete"
+            )
+        runtime.get().audit.loaded(w2, redundant_bytes(layer, w2))
+
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
+        return None
+
+    def apply(
+        self,
+        layer: RoutedExperts,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Routed experts over ``x`` ``[T, H]``; see :func:`moet_w2.reference.moe`. Shared experts run outside."""
+        w2: W2Layer = layer.w2
+        if not w2.dispatched:
+            w2.dispatched = True
+            runtime.get().audit.dispatched(w2)
+        return reference.moe(w2, x, topk_weights, topk_ids, layer.swiglu_limit)
+
+
+def redundant_bytes(layer: torch.nn.Module, w2: W2Layer) -> int:
+    """Bytes of weights that the module holds beside the planes, measured over its parameters and attributes."""
+    first, last = w2.storage.data_ptr(), w2.storage.data_ptr() + w2.storage.nbytes
+    held = [p.data for p in layer.parameters()]
+    held += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    seen = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    return sum(nbytes for address, nbytes in seen.items() if not first <= address < last)
+
+
+def _loader(w2: W2Layer, kind: str) -> Any:
+    def load(
+        param: torch.nn.Parameter,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        w2.put(expert_id, shard_id, kind, loaded_weight)
+        return True if return_success else None
+
+    return load

@@ -1,0 +1,30 @@
+"""The only module vLLM imports. Light on purpose: vLLM logs an import error here and carries on without us."""
+
+from __future__ import annotations
+
+_registered = False
+
+
+def register() -> None:
+    """Attach everything to vLLM. Runs in every vLLM process, several times; initialises no device.
+
+    Raises:
+        MoetError: a setting is unknown or malformed, or an attachment did not take hold.
+    """
+    global _registered
+    if _registered:
+        return
+    from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
+
+    from . import config, cpu
+    from .errors import UnsupportedError
+
+    settings = config.load()
+    cpu.attach(settings.cpu_isa)
+
+    from .quantization import NAME, MoetW2Config
+
+    register_quantization_config(NAME)(MoetW2Config)
+    if get_quantization_config(NAME) is not MoetW2Config:
+        raise UnsupportedError(f"vLLM did not take the quantization method {NAME}; this vLLM is not the pinned one")
+    _registered = True

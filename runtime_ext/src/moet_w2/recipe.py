@@ -1,0 +1,194 @@
+"""A recipe: one YAML file that says what is served, how, and what the audit must then read.
+
+Every key is checked when the file is read. An error is one line that names the file, the key, the value and
+what is allowed; the first one is spelled out, further ones are counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+
+from . import recipe_errors
+from .errors import RecipeError, UnsupportedError
+from .geometry import LayerGeometry
+from .recipe_fields import Engine, Environment, LayerKeys, Positive, Text
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class GeometrySection(_Section):
+    """Shape of one layer of routed experts on one rank; with it the byte counts are checked."""
+
+    experts: Positive
+    hidden: Positive
+    width: Positive
+
+    @property
+    def layer(self) -> LayerGeometry:
+        return LayerGeometry(self.experts, self.hidden, self.width)
+
+
+class ModelSection(_Section):
+    """Where the checkpoint lies (relative to the repository's root, or absolute) and its served name."""
+
+    path: Text
+    served_name: Text
+    geometry: GeometrySection | None = None
+
+
+class Correction(_Section):
+    """FP4 correction: pool size in GiB, and the layers that never take a slot."""
+
+    gb: Annotated[StrictInt | StrictFloat, Field(ge=0)] = 0
+    exclude_layers: LayerKeys = ()
+
+
+class W2Section(_Section):
+    """Placement of the 2-bit experts."""
+
+    mapped_layers: LayerKeys
+    correction: Correction = Correction()
+
+    @property
+    def exclude_layers(self) -> tuple[int, ...]:
+        """Ascending keys of the layers that never take a correction slot."""
+        return self.correction.exclude_layers
+
+
+class Expect(_Section):
+    """What a server started from this recipe must report."""
+
+    max_model_len: Positive
+    mapped_layers: LayerKeys
+    mapped_bytes: Annotated[StrictInt, Field(ge=0)]
+    w2_layers: Positive
+
+
+class Recipe(_Section):
+    """One serving profile. ``file``, ``root`` and ``digest`` say where it was read from."""
+
+    name: Annotated[StrictStr, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    description: Text
+    hardware: Text
+    duration: Text
+    model: ModelSection
+    w2: W2Section
+    engine: Engine
+    environment: Environment = MappingProxyType({})
+    expect: Expect
+
+    _file: Path = PrivateAttr(default=Path("(no file)"))
+    _root: Path = PrivateAttr(default=Path("."))
+    _digest: str = PrivateAttr(default="")
+
+    @property
+    def file(self) -> Path:
+        """The file that this recipe was read from."""
+        return self._file
+
+    @property
+    def root(self) -> Path:
+        """The folder that relative paths of this recipe start at."""
+        return self._root
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the file's bytes, in hex."""
+        return self._digest
+
+    @property
+    def model_path(self) -> Path:
+        """The checkpoint's folder, made absolute."""
+        return self._root / self.model.path
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        layers, limit = self.w2.mapped_layers, self.engine.get("max-model-len")
+        _equal("expect.mapped_layers", self.expect.mapped_layers, "w2.mapped_layers", layers)
+        _equal("expect.max_model_len", self.expect.max_model_len, "engine.max-model-len", limit)
+        beyond = [key for key in layers + self.w2.correction.exclude_layers if key >= self.expect.w2_layers]
+        if beyond:
+            raise ValueError(
+                f"w2: layer key {beyond[0]} is out of range; expect.w2_layers = {self.expect.w2_layers} "
+                f"allows 0 to {self.expect.w2_layers - 1}"
+            )
+        if self.model.geometry is not None:
+            try:
+                layer_bytes = self.model.geometry.layer.nbytes
+            except UnsupportedError as error:
+                raise ValueError(f"model.geometry: {error}") from None
+            total = f"{len(layers)} layers of {layer_bytes} bytes"
+            _equal("expect.mapped_bytes", self.expect.mapped_bytes, total, len(layers) * layer_bytes)
+        return self
+
+
+def _equal(key: str, value: object, source: str, wanted: object) -> None:
+    if value != wanted:
+        raise ValueError(f"{key} = {_plain(value)} must equal {source} = {_plain(wanted)}")
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+_SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): Recipe,
+    ("model",): ModelSection,
+    ("model", "geometry"): GeometrySection,
+    ("w2",): W2Section,
+    ("w2", "correction"): Correction,
+    ("expect",): Expect,
+}
+
+
+def load(path: Path | str, root: Path | str | None = None) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        path: the YAML file.
+        root: folder that relative paths start at; default: two folders above the file's own, which is the
+            repository's root for ``bench/recipes/NAME.yaml``.
+
+    Raises:
+        RecipeError: the file cannot be read, is not YAML, or holds a key or value that is not allowed.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        data = yaml.load(raw, recipe_errors.UniqueKeyLoader)
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror or error}; give --recipe an existing YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping with keys {', '.join(Recipe.model_fields)}")
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{path}: {recipe_errors.first(error, _SECTIONS)}") from None
+    recipe._file = path.resolve()
+    recipe._root = Path(root).resolve() if root is not None else _repository(path.resolve())
+    recipe._digest = hashlib.sha256(raw).hexdigest()
+    return recipe
+
+
+def _repository(file: Path) -> Path:
+    return file.parents[min(2, len(file.parents) - 1)]

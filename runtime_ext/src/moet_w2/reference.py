@@ -1,0 +1,77 @@
+"""The expert operations in plain torch: what the kernels are held against, and what a CPU runs."""
+
+from __future__ import annotations
+
+import torch
+
+from . import codebook, planes
+from .geometry import SCALE_BLOCK
+from .layer import W2Layer
+
+
+def dequantize(layer: W2Layer, part: str, experts: torch.Tensor) -> torch.Tensor:
+    """Weights of some experts.
+
+    Args:
+        layer: the layer.
+        part: ``planes13`` or ``planes2``.
+        experts: int64 ``[U]``, expert indices.
+
+    Returns:
+        float32 ``[U, N, K]``: for ``planes13`` N = 2 I (gate rows, then up rows) and K = H, for ``planes2``
+        N = H and K = I.
+    """
+    hidden, width = layer.geometry.hidden, layer.geometry.width
+    rows, cols = (2 * width, hidden) if part == "planes13" else (hidden, width)
+    codes = planes.unpack_codes(layer.view(part)[experts], rows, cols)
+    scales = planes.unpack_scales(layer.view("sc" + part.removeprefix("planes"))[experts], rows, cols)
+    values = codebook.two_bit_values(codes).unflatten(-1, (cols // SCALE_BLOCK, SCALE_BLOCK))
+    return (values * codebook.scale_values(scales).unsqueeze(-1)).flatten(-2)
+
+
+def clamped_swiglu(gate_up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """``silu(min(gate, limit)) * clamp(up, -limit, limit)``; no clamp where ``limit`` is None.
+
+    Args:
+        gate_up: ``[..., 2 I]``, gate first.
+        limit: the checkpoint's ``swiglu_limit``.
+
+    Returns:
+        ``[..., I]`` in the input's dtype.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return torch.nn.functional.silu(gate) * up
+
+
+def moe(
+    layer: W2Layer, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, limit: float | None
+) -> torch.Tensor:
+    """Routed experts of one layer over a batch of tokens, products accumulated in float32.
+
+    Args:
+        layer: the layer, complete.
+        x: ``[T, H]``, bfloat16 or float32.
+        topk_weights: float ``[T, k]``, routed scaling already inside.
+        topk_ids: integer ``[T, k]``; -1 marks a padded row and adds nothing.
+        limit: SwiGLU clamp.
+
+    Returns:
+        ``[T, H]`` in ``x``'s dtype; a partial sum under tensor parallelism. Each token's experts are added in
+        the order of ``topk_ids``.
+    """
+    tokens, k = topk_ids.shape
+    contributions = torch.zeros(tokens, k, x.shape[1], dtype=torch.float32, device=x.device)
+    experts = torch.unique(topk_ids[topk_ids >= 0]).long()
+    w13, w2 = dequantize(layer, "planes13", experts), dequantize(layer, "planes2", experts)
+    for index, expert in enumerate(experts.tolist()):
+        token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
+        inner = clamped_swiglu(x[token].float() @ w13[index].T, limit)
+        # The kernels hand the inner activation on in the activation dtype; rounding here keeps the two alike.
+        contributions[token, slot] = inner.to(x.dtype).float() @ w2[index].T
+    weighted = contributions * topk_weights.float().unsqueeze(-1)
+    total = weighted[:, 0].clone()
+    for slot in range(1, k):
+        total += weighted[:, slot]
+    return total.to(x.dtype)

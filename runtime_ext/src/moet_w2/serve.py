@@ -1,0 +1,152 @@
+"""``moet serve``: check everything that can be checked before a model is loaded, then become ``vllm serve``.
+
+The checks run in a fixed order and the first that fails ends in one line and exit code 2, so that no server
+starts which could not have served what its recipe says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import checkpoint, command, config, envs, placement, served
+from .errors import CheckpointError, ConfigError, MoetError, RecipeError
+from .recipe import Recipe, load
+
+EXIT_BAD_INPUT = 2
+
+OVERRIDES_HELP = """environment variables that override the recipe:
+  MODEL_PATH          folder of the checkpoint
+  SERVED_MODEL_NAME   name under which the API serves it
+  HOST, PORT          where the API listens (default 127.0.0.1:8000)
+  W2_AUDIT_PATH       file that receives the audit
+  CACHE_ROOT          folder under which every compiler at run time keeps its cache
+  VLLM_API_KEY        key that clients must send; never printed"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = OVERRIDES_HELP
+    parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="what to serve (YAML)")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="where the recipe's relative paths start")
+    parser.add_argument("--stock", action="store_true", help="same recipe with vLLM's own experts instead of W2")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop; checks no machine state")
+    parser.add_argument("--print", choices=("shell", "json"), default="shell", help="how the command is printed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve a recipe. Does not return when the server starts: this process becomes it.
+
+    Returns:
+        0 after a dry run, 2 when something is wrong (one line on stderr says what).
+    """
+    try:
+        recipe = load(args.recipe, args.root)
+        program = Path(sys.executable).with_name("vllm")
+        rendered = command.render(recipe, _overrides(os.environ), stock=args.stock, program=str(program))
+        if not args.dry_run:
+            check(recipe, rendered, os.environ)
+        print(json.dumps(rendered.document(), indent=2) if args.print == "json" else rendered.shell(), flush=True)
+        if args.dry_run:
+            return 0
+        if not program.is_file():
+            raise ConfigError(f"{program} does not exist; set up the environment that serves with: make setup")
+        served.write(recipe, rendered)
+    except MoetError as error:
+        print(f"moet: error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    os.execvpe(rendered.argv[0], rendered.argv, {**os.environ, **rendered.env})
+
+
+def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> None:
+    """Everything that must hold before the server may start.
+
+    Raises:
+        MoetError: the first thing that does not hold.
+    """
+    if not rendered.model_path.is_dir():
+        raise CheckpointError(
+            f"model folder {rendered.model_path} does not exist; set MODEL_PATH to the folder that holds config.json"
+        )
+    _check_checkpoint(recipe, rendered)
+    _check_settings(rendered, environ)
+    _check_port(rendered.host, rendered.port)
+    if rendered.audit_path is not None:
+        _prepare_audit(rendered.audit_path)
+
+
+def _overrides(environ: Mapping[str, str]) -> command.Overrides:
+    """The launcher's own variables; the only place that reads them (``envs`` reads those of the server)."""
+    port = environ.get("PORT") or str(command.DEFAULT_PORT)
+    if not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"PORT={port!r} is not a port; use a number from 1 to 65535")
+
+    def path(name: str) -> Path | None:
+        return Path(environ[name]) if environ.get(name) else None
+
+    return command.Overrides(
+        model_path=path("MODEL_PATH"),
+        served_model_name=environ.get("SERVED_MODEL_NAME") or None,
+        host=environ.get("HOST") or command.DEFAULT_HOST,
+        port=int(port),
+        audit_path=path("W2_AUDIT_PATH"),
+        cache_root=path("CACHE_ROOT"),
+    )
+
+
+def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
+    report = checkpoint.inspect(rendered.model_path)
+    wanted = recipe.model.geometry
+    if wanted is not None and report.geometry != wanted.layer:
+        raise RecipeError(
+            f"{recipe.file}: model.geometry is {wanted.layer}, the checkpoint {report.path} has {report.geometry}"
+        )
+    # Keys against this very checkpoint: the recipe could only hold them against its own w2_layers.
+    placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, report.draft_layers)
+
+
+def _check_settings(rendered: command.Command, environ: Mapping[str, str]) -> None:
+    """Unknown settings, malformed ones, and exported ones that the recipe would silently replace."""
+    config.parse(envs.read(environ))
+    for name, value in rendered.env.items():
+        if name in envs.SETTINGS and environ.get(name, value) != value:
+            remedy = {
+                "VLLM_MOE_W2": "unset it; to serve without W2 use --stock",
+                "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "unset it and set W2_AUDIT_PATH",
+            }.get(name, "unset it or change the recipe")
+            raise ConfigError(f"{name}={environ[name]!r} contradicts the recipe's {value!r}; {remedy}")
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"HOST={host!r} is not an address of this machine ({error.strerror})") from None
+    with socket.socket(family, kind, protocol) as probe:
+        # As vLLM binds: a port that only waits for its last connections to time out counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} on {host} is in use; stop what listens there or set PORT") from None
+            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); set HOST and PORT") from None
+
+
+def _prepare_audit(path: Path) -> None:
+    """Prove that the audit can be written, and take away an old one that could pass for the new."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"audit {path} cannot be written ({error.strerror}); set W2_AUDIT_PATH") from None
