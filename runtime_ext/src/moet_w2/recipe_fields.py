@@ -14,7 +14,6 @@ LAUNCHER_OPTIONS = ("model", "served-model-name", "host", "port", "quantization"
 RESERVED_ENVIRONMENT = ("VLLM_MOE_W2", "VLLM_API_KEY")
 """Prefixes of variables that have a place of their own: not allowed under ``environment``."""
 
-
 _SCALARS = (bool, int, float, str)
 
 
@@ -25,7 +24,7 @@ def _layer_list(keys: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(keys))
 
 
-def _engine(options: Any) -> Mapping[str, Any]:
+def _engine(options: Any) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise ValueError("must be a mapping of vllm serve options to values")
     for option, value in options.items():
@@ -36,10 +35,10 @@ def _engine(options: Any) -> Mapping[str, Any]:
         items = value if isinstance(value, list) else [value]
         if not isinstance(value, dict) and not all(isinstance(item, _SCALARS) for item in items):
             raise ValueError(f"{option}: {value!r} is neither a scalar, a list of scalars nor a mapping")
-    return MappingProxyType(dict(options))
+    return options
 
 
-def _environment(variables: Any) -> Mapping[str, str]:
+def _environment(variables: Any) -> dict[str, str]:
     if not isinstance(variables, dict):
         raise ValueError("must be a mapping of variable names to values")
     for name, value in variables.items():
@@ -49,12 +48,12 @@ def _environment(variables: Any) -> Mapping[str, str]:
             raise ValueError(f"{name} does not belong here; settings of moet_w2 are given under w2")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"{name}: {value!r} must be text or a number; quote words such as 'on' and 'no'")
-    return MappingProxyType({name: str(value) for name, value in variables.items()})
+    return {name: str(value) for name, value in variables.items()}
 
 
 LayerKey = Annotated[StrictInt, Field(ge=0)]
 LayerKeys = Annotated[tuple[LayerKey, ...], AfterValidator(_layer_list)]
 Positive = Annotated[StrictInt, Field(gt=0)]
 Text = Annotated[StrictStr, Field(min_length=1)]
-Engine = Annotated[Mapping[str, Any], BeforeValidator(_engine)]
-Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
+Engine = Annotated[Mapping[str, Any], BeforeValidator(_engine), AfterValidator(MappingProxyType)]
+Environment = Annotated[Mapping[str, str], BeforeValidator(_environment), AfterValidator(MappingProxyType)]

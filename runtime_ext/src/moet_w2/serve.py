@@ -1,7 +1,8 @@
 """``moet serve``: check everything that can be checked before a model is loaded, then become ``vllm serve``.
 
 The checks run in a fixed order and the first that fails ends in one line and exit code 2, so that no server
-starts which could not have served what its recipe says.
+starts which could not have served what its recipe says. This module reads the launcher's own variables (in
+``_overrides``) and hands the environment on to the server; settings of the server are read by ``envs`` alone.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = OVERRIDES_HELP
     parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="what to serve (YAML)")
     parser.add_argument("--root", type=Path, metavar="DIR", help="where the recipe's relative paths start")
-    parser.add_argument("--stock", action="store_true", help="same recipe with vLLM's own experts instead of W2")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and stop; checks no machine state")
-    parser.add_argument("--print", choices=("shell", "json"), default="shell", help="how the command is printed")
+    parser.add_argument(
+        "--stock", action="store_true", help="vLLM's own experts instead of W2, all else equal"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the command; look at nothing else")
+    parser.add_argument("--print", choices=("shell", "json"), default="shell", help="form of the command")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,11 +57,16 @@ def run(args: argparse.Namespace) -> int:
         rendered = command.render(recipe, _overrides(os.environ), stock=args.stock, program=str(program))
         if not args.dry_run:
             check(recipe, rendered, os.environ)
-        print(json.dumps(rendered.document(), indent=2) if args.print == "json" else rendered.shell(), flush=True)
+            if not program.is_file():
+                raise ConfigError(
+                    f"{program} does not exist; set up the serving environment with: make setup"
+                )
+        document = json.dumps(rendered.document(), indent=2)
+        print(document if args.print == "json" else rendered.shell(), flush=True)
         if args.dry_run:
             return 0
-        if not program.is_file():
-            raise ConfigError(f"{program} does not exist; set up the environment that serves with: make setup")
+        if not _is_local(rendered.host) and not os.environ.get("VLLM_API_KEY"):
+            print(f"moet: note: {rendered.host} is open to the network without VLLM_API_KEY", file=sys.stderr)
         served.write(recipe, rendered)
     except MoetError as error:
         print(f"moet: error: {error}", file=sys.stderr)
@@ -73,8 +81,9 @@ def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str])
         MoetError: the first thing that does not hold.
     """
     if not rendered.model_path.is_dir():
+        folder = rendered.model_path
         raise CheckpointError(
-            f"model folder {rendered.model_path} does not exist; set MODEL_PATH to the folder that holds config.json"
+            f"model folder {folder} does not exist; set MODEL_PATH to the checkpoint's folder"
         )
     _check_checkpoint(recipe, rendered)
     _check_settings(rendered, environ)
@@ -107,7 +116,7 @@ def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
         raise RecipeError(
-            f"{recipe.file}: model.geometry is {wanted.layer}, the checkpoint {report.path} has {report.geometry}"
+            f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}"
         )
     # Keys against this very checkpoint: the recipe could only hold them against its own w2_layers.
     placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, report.draft_layers)
@@ -128,8 +137,8 @@ def _check_settings(rendered: command.Command, environ: Mapping[str, str]) -> No
 def _check_port(host: str, port: int) -> None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"HOST={host!r} is not an address of this machine ({error.strerror})") from None
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"HOST={host!r} is not an address of this machine ({error})") from None
     with socket.socket(family, kind, protocol) as probe:
         # As vLLM binds: a port that only waits for its last connections to time out counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,8 +146,14 @@ def _check_port(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"port {port} on {host} is in use; stop what listens there or set PORT") from None
-            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); set HOST and PORT") from None
+                message = f"port {port} on {host} is in use; stop what listens there or set PORT"
+            else:
+                message = f"cannot listen on port {port} of {host} ({error.strerror}); set HOST or PORT"
+            raise ConfigError(message) from None
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _prepare_audit(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What was served last from a checkout: the note that lets a validation find its server without being told."""
+"""A note of what a checkout served last, so that a validation finds its server without being told."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""Rendering: exactly this command and environment, nothing written twice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moet_w2 import command, recipe
+from moet_w2.errors import RecipeError
+from recipe_text import broken, write
+
+GOLDEN = """\
+env SOME_THREADS=2 \\
+    SOME_WORDS='a b' \\
+    VLLM_MOE_W2=1 \\
+    VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS=3 \\
+    VLLM_MOE_W2_MAPPED_AUDIT_PATH={root}/.native/run/tiny/audit.json \\
+    VLLM_MOE_W2_MAPPED_LAYERS=2,3 \\
+    vllm serve {root}/models/tiny \\
+      --served-model-name tiny-model \\
+      --host 127.0.0.1 \\
+      --port 8000 \\
+      --quantization moet_w2 \\
+      --max-model-len 512 \\
+      --enable-prefix-caching \\
+      --no-async-scheduling \\
+      --speculative-config '{{"method":"dspark","num_speculative_tokens":4}}' \\
+      --cudagraph-capture-sizes 1 2"""
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    return recipe.load(write(tmp_path))
+
+
+def test_golden(loaded, tmp_path):
+    assert command.render(loaded, command.Overrides()).shell() == GOLDEN.format(root=tmp_path)
+
+
+def test_shell_text_is_what_a_shell_runs(loaded, tmp_path):
+    rendered = command.render(loaded, command.Overrides(), program="/bin/echo")
+    words = subprocess.run(
+        ["bash", "-c", rendered.shell()], capture_output=True, text=True, check=True
+    ).stdout
+    assert words.split() == " ".join(rendered.argv[1:]).split()
+    assert shlex.split(rendered.shell())[0] == "env"
+
+
+def test_document_says_the_same(loaded):
+    rendered = command.render(loaded, command.Overrides())
+    document = json.loads(json.dumps(rendered.document()))
+    assert document["argv"] == list(rendered.argv)
+    assert document["environment"] == dict(rendered.env)
+    assert list(document["environment"]) == sorted(document["environment"])
+
+
+def test_every_override_takes_its_place(loaded):
+    overrides = command.Overrides(
+        model_path=Path("/m"), served_model_name="other", host="::", port=81, audit_path=Path("/a.json"),
+        cache_root=Path("/c"),
+    )  # fmt: skip
+    rendered = command.render(loaded, overrides)
+    text = " ".join(rendered.argv)
+    assert text.startswith(
+        "vllm serve /m --served-model-name other --host :: --port 81 --quantization moet_w2 "
+    )
+    assert rendered.env["VLLM_MOE_W2_MAPPED_AUDIT_PATH"] == "/a.json"
+    caches = {name: value for name, value in rendered.env.items() if value.startswith("/c/")}
+    assert caches == {name: f"/c/{folder}" for name, folder in command.CACHE_FOLDERS.items()}
+    assert rendered.base_url == "http://[::1]:81"
+
+
+def test_stock_differs_in_the_experts_alone(loaded):
+    w2, stock = (command.render(loaded, command.Overrides(), stock=choice) for choice in (False, True))
+    assert [word for word in w2.argv if word not in stock.argv] == ["--quantization", "moet_w2"]
+    assert {k: v for k, v in stock.env.items() if k.startswith("VLLM_MOE_W2")} == {"VLLM_MOE_W2": "0"}
+    assert stock.audit_path is None
+
+
+def test_nothing_is_rendered_for_empty_lists(tmp_path):
+    data = broken("w2", {"mapped_layers": []})
+    data["expect"] |= {"mapped_layers": [], "mapped_bytes": 0}
+    env = command.render(recipe.load(write(tmp_path, data)), command.Overrides()).env
+    assert not {"VLLM_MOE_W2_MAPPED_LAYERS", "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS"} & env.keys()
+
+
+def test_correction_pool_is_rendered(tmp_path):
+    env = command.render(recipe.load(write(tmp_path, broken("w2/correction/gb", 6))), command.Overrides()).env
+    assert env["VLLM_MOE_W2_DELTA_GB"] == "6"
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_port_out_of_range(loaded, port):
+    with pytest.raises(RecipeError, match=f"PORT={port} is out of range; use 1 to 65535"):
+        command.render(loaded, command.Overrides(port=port))

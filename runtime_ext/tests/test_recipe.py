@@ -1,0 +1,163 @@
+"""Recipes: what is read, and the one line that each mistake ends in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from moet_w2 import recipe
+from moet_w2.errors import RecipeError
+from recipe_text import LAYER_BYTES, MISSING, VALID, broken, write
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_reads_every_section(tmp_path):
+    loaded = recipe.load(write(tmp_path))
+    assert loaded.name == "tiny"
+    assert loaded.model.geometry.layer.nbytes == LAYER_BYTES
+    assert loaded.w2.mapped_layers == (2, 3)
+    assert loaded.w2.exclude_layers == (3,)
+    assert list(loaded.engine)[:2] == ["max-model-len", "enable-prefix-caching"]
+    assert dict(loaded.environment) == {"SOME_THREADS": "2", "SOME_WORDS": "a b"}
+    assert loaded.expect.mapped_bytes == 2 * LAYER_BYTES
+
+
+def test_paths_start_two_folders_above_the_recipe_or_at_root(tmp_path):
+    path = write(tmp_path)
+    assert recipe.load(path).model_path == tmp_path / "models" / "tiny"
+    assert recipe.load(path, root=tmp_path / "else").model_path == tmp_path / "else" / "models" / "tiny"
+
+
+def test_digest_follows_the_bytes(tmp_path):
+    first = recipe.load(write(tmp_path)).digest
+    assert recipe.load(write(tmp_path, broken("duration", "long"))).digest != first
+
+
+def test_is_frozen(tmp_path):
+    loaded = recipe.load(write(tmp_path))
+    with pytest.raises(ValidationError):
+        loaded.w2.mapped_layers = (1,)
+    with pytest.raises(TypeError):
+        loaded.engine["max-model-len"] = 1
+
+
+MISTAKES = {
+    "unknown key, close": ("discription", "x", ["discription = 'x'", "did you mean description?"]),
+    "unknown key, far": ("w2/zzz", 1, ["w2.zzz = 1", "allowed here: mapped_layers, correction"]),
+    "unknown nested key": ("w2/correction/gib", 6, ["w2.correction.gib = 6", "did you mean gb?"]),
+    "missing key": ("expect/mapped_bytes", MISSING, ["expect.mapped_bytes is missing"]),
+    "missing section": ("w2", MISSING, ["w2 is missing"]),
+    "section of wrong type": ("model", "demo", ["model = 'demo'", "must be a valid dictionary"]),
+    "wrong type": ("expect/max_model_len", "512", ["expect.max_model_len = '512'", "valid integer"]),
+    "boolean as integer": ("expect/w2_layers", True, ["expect.w2_layers = True", "valid integer"]),
+    "empty text": ("model/served_name", "", ["model.served_name = ''", "at least 1 character"]),
+    "name not a slug": ("name", "My Recipe", ["name = 'My Recipe'", "pattern"]),
+    "layer list not a list": ("w2/mapped_layers", 2, ["w2.mapped_layers = 2"]),
+    "layer key not a number": ("w2/mapped_layers", [2, "x"], ["w2.mapped_layers[1] = 'x'", "valid integer"]),
+    "layer key negative": (
+        "w2/mapped_layers",
+        [-1],
+        ["w2.mapped_layers[0] = -1", "greater than or equal to 0"],
+    ),
+    "layer key twice": ("w2/mapped_layers", [3, 2, 3], ["w2.mapped_layers", "layer key 3 is named twice"]),
+    "excluded key out of range": (
+        "w2/correction/exclude_layers",
+        [4],
+        ["layer key 4 is out of range", "expect.w2_layers = 4 allows 0 to 3"],
+    ),
+    "correction below zero": ("w2/correction/gb", -1, ["w2.correction.gb", "-1"]),
+    "mapped layers differ": (
+        "expect/mapped_layers",
+        [2],
+        ["expect.mapped_layers = [2]", "must equal w2.mapped_layers = [2, 3]"],
+    ),
+    "mapped bytes differ": (
+        "expect/mapped_bytes",
+        7,
+        ["expect.mapped_bytes = 7", f"2 layers of {LAYER_BYTES} bytes = {2 * LAYER_BYTES}"],
+    ),
+    "limit differs": (
+        "expect/max_model_len",
+        1024,
+        ["expect.max_model_len = 1024", "must equal engine.max-model-len = 512"],
+    ),
+    "limit absent from engine": ("engine/max-model-len", MISSING, ["must equal engine.max-model-len = None"]),
+    "geometry not packable": ("model/geometry/width", 96, ["model.geometry", "multiple of 128, got 96"]),
+    "engine not a mapping": ("engine", ["enforce-eager"], ["engine: must be a mapping"]),
+    "engine key with dashes": ("engine/--enforce-eager", True, ["'--enforce-eager'", "long name"]),
+    "engine key with underscore": ("engine/max_num_seqs", 4, ["'max_num_seqs'", "as in max-model-len"]),
+    "engine value empty": ("engine/max-num-seqs", None, ["engine: max-num-seqs: None is neither"]),
+    "environment not a mapping": ("environment", "A=1", ["environment: must be a mapping"]),
+    "environment name": ("environment/2x", "1", ["'2x' is not the name of an environment variable"]),
+    "environment boolean": ("environment/FLAG", True, ["FLAG: True must be text or a number", "quote words"]),
+    "environment holds a W2 setting": (
+        "environment/VLLM_MOE_W2_MAPPED_LAYERS",
+        "2",
+        ["VLLM_MOE_W2_MAPPED_LAYERS does not belong here", "under w2"],
+    ),
+    "environment holds a secret": ("environment/VLLM_API_KEY", "k", ["VLLM_API_KEY does not belong here"]),
+} | {
+    f"engine key of the launcher: {key}": (
+        f"engine/{key}",
+        "x",
+        [f"engine: {key} is written by the launcher"],
+    )
+    for key in ("model", "served-model-name", "host", "port", "quantization", "api-key")
+}
+
+
+@pytest.mark.parametrize(("place", "value", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, place, value, words):
+    path = write(tmp_path, broken(place, value))
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_further_mistakes_are_counted(tmp_path):
+    data = broken("name", 7) | {"duration": 8}
+    with pytest.raises(RecipeError, match=r"name = 7 .*\(and 1 more\)$"):
+        recipe.load(write(tmp_path, data))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a recipe is a mapping with keys name, description"),
+        ("- a\n- b\n", "a recipe is a mapping"),
+        ("name: [1\n", "not valid YAML"),
+        ("name: a\nname: b\n", "key 'name' stands twice (line 2)"),
+        ("w2: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ],
+)
+def test_text_that_is_no_recipe(tmp_path, text, words):
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(write(tmp_path, text))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(RecipeError, match="absent.yaml: No such file"):
+        recipe.load(tmp_path / "absent.yaml")
+    with pytest.raises(RecipeError, match="Is a directory"):
+        recipe.load(tmp_path)
+
+
+def test_geometry_may_be_absent(tmp_path):
+    data = broken("model/geometry", MISSING)
+    data["expect"] = VALID["expect"] | {"mapped_bytes": 1}
+    assert recipe.load(write(tmp_path, data)).model.geometry is None
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "bench" / "recipes").glob("*.yaml")), ids=lambda p: p.name
+)
+def test_committed_recipes_are_valid_and_named_by_their_file(path):
+    assert recipe.load(path).name == path.stem

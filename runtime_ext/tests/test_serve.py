@@ -1,0 +1,239 @@
+"""The launcher: each bad input ends in one line and exit code 2, and no server starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from moet_w2 import checkpoint, recipe, serve, served
+from moet_w2.errors import CheckpointError, ConfigError
+from moet_w2.geometry import LayerGeometry
+from recipe_text import MISSING, broken, write
+
+GEOMETRY = LayerGeometry(64, 256, 128)
+
+
+class Started(Exception):
+    """Raised in place of becoming the server."""
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capsys):
+    """Runs the launcher on a valid recipe, checkpoint and environment, each of which a test may spoil."""
+    for name in list(os.environ):
+        if name.startswith("VLLM_") or name in (
+            "MODEL_PATH",
+            "SERVED_MODEL_NAME",
+            "HOST",
+            "W2_AUDIT_PATH",
+            "CACHE_ROOT",
+        ):
+            monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(
+        checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 4, 0, GEOMETRY, 1, 1)
+    )
+    started = []
+
+    def become(program, argv, env):
+        started.append((program, list(argv), dict(env)))
+        raise Started
+
+    monkeypatch.setattr(os, "execvpe", become)
+
+    def run(*words, data=None):
+        parser = argparse.ArgumentParser()
+        serve.add_arguments(parser)
+        path = write(tmp_path) if data is None else write(tmp_path, data)
+        try:
+            code = serve.run(parser.parse_args(["--recipe", str(path), *words]))
+        except Started:
+            code = None
+        captured = capsys.readouterr()
+        return argparse.Namespace(code=code, out=captured.out, err=captured.err, started=started)
+
+    return run
+
+
+def refused(result, *words):
+    assert result.code == 2
+    assert result.started == []
+    assert result.out == ""
+    assert result.err.startswith("moet: error: ")
+    assert result.err.count("\n") == 1 and result.err.endswith("\n")
+    for word in words:
+        assert word in result.err
+
+
+def test_starts_what_it_printed(launch, tmp_path):
+    result = launch("--print", "json")
+    (program, argv, env) = result.started[0]
+    document = json.loads(result.out)
+    assert argv == document["argv"] and program == argv[0] == str(tmp_path / "bin" / "vllm")
+    assert {name: env[name] for name in document["environment"]} == document["environment"]
+    assert env["PATH"] == os.environ["PATH"]
+    assert result.err == ""
+
+
+def test_leaves_a_note_for_the_validation(launch, tmp_path):
+    launch()
+    entry = served.read(tmp_path)
+    loaded = recipe.load(tmp_path / "bench" / "recipes" / "tiny.yaml")
+    assert (entry.recipe, entry.recipe_sha256) == (str(loaded.file), loaded.digest)
+    assert entry.base_url == f"http://127.0.0.1:{os.environ['PORT']}"
+    assert entry.audit_path == str(tmp_path / ".native" / "run" / "tiny" / "audit.json")
+    assert entry.pid == os.getpid()
+
+
+def test_note_of_another_version_is_refused(tmp_path):
+    assert served.read(tmp_path) is None
+    served.note(tmp_path).parent.mkdir(parents=True)
+    served.note(tmp_path).write_text('{"recipe": "x"}')
+    with pytest.raises(ConfigError, match="remove it and start the server again"):
+        served.read(tmp_path)
+
+
+def test_dry_run_prints_and_looks_at_nothing(launch, tmp_path, monkeypatch):
+    (tmp_path / "models" / "tiny").rmdir()
+    monkeypatch.setattr(checkpoint, "inspect", None)
+    result = launch("--dry-run")
+    assert result.code == 0 and result.started == []
+    assert f"{tmp_path}/bin/vllm serve {tmp_path}/models/tiny " in result.out
+    assert not (tmp_path / ".native").exists()
+
+
+def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):
+    values = {
+        "MODEL_PATH": str(tmp_path),
+        "SERVED_MODEL_NAME": "renamed",
+        "HOST": "127.0.0.2",
+        "PORT": "8123",
+        "W2_AUDIT_PATH": str(tmp_path / "a.json"),
+        "CACHE_ROOT": str(tmp_path / "cache"),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    document = json.loads(launch("--dry-run", "--print", "json").out)
+    assert (document["model_path"], document["model"]) == (str(tmp_path), "renamed")
+    assert document["base_url"] == "http://127.0.0.2:8123"
+    assert document["audit_path"] == values["W2_AUDIT_PATH"]
+    assert document["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
+
+
+def test_key_reaches_the_server_and_no_output(launch, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_API_KEY", "secret-word")
+    result = launch("--print", "json")
+    assert result.started[0][2]["VLLM_API_KEY"] == "secret-word"
+    assert "secret-word" not in result.out + result.err + served.note(tmp_path).read_text()
+
+
+def test_open_host_without_a_key_is_noted(launch, monkeypatch):
+    monkeypatch.setenv("HOST", "0.0.0.0")
+    assert launch().err == "moet: note: 0.0.0.0 is open to the network without VLLM_API_KEY\n"
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    assert launch().err == ""
+
+
+def test_stock_starts_without_w2(launch):
+    _, argv, env = launch("--stock").started[0]
+    assert "moet_w2" not in argv and env["VLLM_MOE_W2"] == "0"
+
+
+def test_old_audit_is_taken_away(launch, tmp_path):
+    audit = tmp_path / ".native" / "run" / "tiny" / "audit.json"
+    audit.parent.mkdir(parents=True)
+    audit.write_text("{}")
+    assert launch().started
+    assert not audit.exists()
+
+
+def test_refuses_a_recipe_with_a_mistake(launch):
+    refused(launch(data=broken("expect/w2_layers", MISSING)), "tiny.yaml", "expect.w2_layers is missing")
+
+
+def test_refuses_a_layer_key_named_twice(launch):
+    refused(launch(data=broken("w2/mapped_layers", [2, 2])), "layer key 2 is named twice")
+
+
+def test_refuses_a_layer_key_the_checkpoint_lacks(launch, monkeypatch):
+    monkeypatch.setattr(
+        checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 3, 0, GEOMETRY, 1, 1)
+    )
+    refused(launch(), "layer key 3 is out of range", "target layers 0..2")
+
+
+def test_refuses_a_checkpoint_of_another_geometry(launch, monkeypatch):
+    other = checkpoint.CheckpointReport(Path("there"), 4, 0, LayerGeometry(64, 256, 256), 1, 1)
+    monkeypatch.setattr(checkpoint, "inspect", lambda path: other)
+    refused(launch(), "model.geometry is", "width=128", "there has", "width=256")
+
+
+def test_refuses_a_missing_model_folder(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "absent"))
+    refused(launch(), f"model folder {tmp_path}/absent does not exist", "set MODEL_PATH")
+
+
+def test_refuses_what_the_checkpoint_check_refuses(launch, monkeypatch):
+    def refuse(path):
+        raise CheckpointError("layers.0.ffn.experts.1.w1.weight: missing")
+
+    monkeypatch.setattr(checkpoint, "inspect", refuse)
+    refused(launch(), "layers.0.ffn.experts.1.w1.weight: missing")
+
+
+def test_refuses_an_unknown_setting_with_the_nearest_known(launch, monkeypatch):
+    monkeypatch.setenv("VLLM_MOE_W2_MAPED_LAYERS", "2")
+    refused(launch(), "VLLM_MOE_W2_MAPED_LAYERS='2'", "did you mean VLLM_MOE_W2_MAPPED_LAYERS?")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("VLLM_MOE_W2", "0", "use --stock"),
+        ("VLLM_MOE_W2_MAPPED_LAYERS", "1", "unset it or change the recipe"),
+        ("VLLM_MOE_W2_MAPPED_AUDIT_PATH", "/x", "set W2_AUDIT_PATH"),
+    ],
+)
+def test_refuses_a_setting_that_contradicts_the_recipe(launch, monkeypatch, name, value, remedy):
+    monkeypatch.setenv(name, value)
+    refused(launch(), f"{name}={value!r} contradicts the recipe's", remedy)
+
+
+def test_refuses_a_port_in_use(launch):
+    with socket.create_server(("127.0.0.1", int(os.environ["PORT"]))):
+        refused(launch(), f"port {os.environ['PORT']} on 127.0.0.1 is in use", "set PORT")
+    assert launch().started
+
+
+@pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
+def test_refuses_what_is_no_port(launch, monkeypatch, port):
+    monkeypatch.setenv("PORT", port)
+    refused(launch(), f"PORT={port}" if port in ("0", "65536") else f"PORT='{port}'", "1 to 65535")
+
+
+@pytest.mark.parametrize(("host", "words"), [("x" * 64, "is not an address"), ("192.0.2.1", "cannot listen")])
+def test_refuses_a_host_that_is_not_here(launch, monkeypatch, host, words):
+    monkeypatch.setenv("HOST", host)
+    refused(launch(), host, words)
+
+
+def test_refuses_an_audit_path_that_cannot_be_written(launch, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("W2_AUDIT_PATH", str(tmp_path / "file" / "audit.json"))
+    refused(launch(), "audit ", "cannot be written", "set W2_AUDIT_PATH")
+
+
+def test_refuses_an_environment_without_the_server(launch, tmp_path):
+    (tmp_path / "bin" / "vllm").unlink()
+    refused(launch(), "bin/vllm does not exist", "make setup")
