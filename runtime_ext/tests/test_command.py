@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from recipe_text import broken, write
 
 from moet_w2 import command, recipe
 from moet_w2.errors import RecipeError
-from recipe_text import broken, write
 
 GOLDEN = """\
 env SOME_THREADS=2 \\

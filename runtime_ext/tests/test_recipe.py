@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from recipe_text import LAYER_BYTES, MISSING, VALID, broken, write
 
 from moet_w2 import recipe
 from moet_w2.errors import RecipeError
-from recipe_text import LAYER_BYTES, MISSING, VALID, broken, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -148,6 +148,13 @@ def test_file_that_cannot_be_read(tmp_path):
         recipe.load(tmp_path / "absent.yaml")
     with pytest.raises(RecipeError, match="Is a directory"):
         recipe.load(tmp_path)
+
+
+def test_environment_and_correction_may_be_absent(tmp_path):
+    data = broken("environment", MISSING)
+    del data["w2"]["correction"]
+    loaded = recipe.load(write(tmp_path, data))
+    assert dict(loaded.environment) == {} and loaded.w2.correction.gb == 0
 
 
 def test_geometry_may_be_absent(tmp_path):

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipe_text import MISSING, broken, write
 
 from moet_w2 import checkpoint, recipe, serve, served
 from moet_w2.errors import CheckpointError, ConfigError
 from moet_w2.geometry import LayerGeometry
-from recipe_text import MISSING, broken, write
 
 GEOMETRY = LayerGeometry(64, 256, 128)
 

@@ -92,7 +92,7 @@ class Recipe(_Section):
     model: ModelSection
     w2: W2Section
     engine: Engine
-    environment: Environment = MappingProxyType({})
+    environment: Environment = Field(default_factory=lambda: MappingProxyType({}))
     expect: Expect
 
     _file: Path = PrivateAttr(default=Path("(no file)"))

@@ -1,0 +1,1 @@
+"""Checks of a running server. Nothing here starts one."""

@@ -1,0 +1,122 @@
+"""Which server is validated, and by which expectations."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from moet_w2 import config, served
+from moet_w2.command import DEFAULT_HOST, DEFAULT_PORT
+from moet_w2.errors import ConfigError
+from moet_w2.recipe import Expect, Recipe, W2Section, load
+
+FLAGS_WITHOUT_RECIPE = ("model", "max_model_len", "mapped_layers", "mapped_bytes", "w2_layers", "audit")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server and what it must be.
+
+    Attributes:
+        base_url: URL of the API, without /v1.
+        model: the served name it must have.
+        recipe: expectations; its ``expect`` and ``w2`` sections judge the audit.
+        audit_path: audit file to judge, or None when the server runs without W2.
+        stale: why the expectations cannot be the served ones, or None.
+        api_key: key to send, or None.
+    """
+
+    base_url: str
+    model: str
+    recipe: Recipe
+    audit_path: Path | None
+    stale: str | None
+    api_key: str | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that name a server and its expectations; each overrides the recipe's value."""
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="default: the recipe that served last")
+    parser.add_argument("--base-url", metavar="URL", help="default: where that recipe was served")
+    parser.add_argument("--model", metavar="NAME", help="served name")
+    parser.add_argument("--max-model-len", type=int, metavar="N")
+    parser.add_argument("--w2-layers", type=int, metavar="N", help="number of W2 layers")
+    parser.add_argument("--mapped-layers", metavar="KEYS", help="such as 42,43; '' for none")
+    parser.add_argument("--exclude-layers", metavar="KEYS", help="layers without correction")
+    parser.add_argument("--mapped-bytes", type=int, metavar="N")
+    parser.add_argument("--audit", type=Path, metavar="FILE", help="audit file of the server")
+    parser.add_argument("--no-audit", action="store_true", help="the server runs without W2 (--stock)")
+
+
+def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target:
+    """Put flags, recipe and the note of what was served together; flags win, then the note.
+
+    Raises:
+        MoetError: the recipe is malformed, or too little is given.
+    """
+    note = served.read(root)
+    path = args.recipe or (Path(note.recipe) if note else None)
+    if path is None:
+        recipe = _from_flags(args)
+    else:
+        recipe = load(path, note.root if note and not args.recipe else None)
+    if note is not None and note.recipe != str(recipe.file):
+        note = None  # another recipe was served last: its address says nothing about this one's server
+    stale = None
+    if note is not None and note.recipe_sha256 != recipe.digest:
+        stale = f"{recipe.file} has changed since it was served; start the server again"
+    default_audit = recipe.root / ".native" / "run" / recipe.name / "audit.json"
+    noted_audit = Path(note.audit_path) if note and note.audit_path else None
+    audit_path = args.audit or (noted_audit if note else default_audit)
+    return Target(
+        base_url=(
+            args.base_url or (note.base_url if note else f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")
+        ).rstrip("/"),
+        model=args.model or (note.model if note else recipe.model.served_name),
+        recipe=_overridden(recipe, args),
+        audit_path=None if args.no_audit else audit_path,
+        stale=stale,
+        api_key=api_key,
+    )
+
+
+def _overridden(recipe: Recipe, args: argparse.Namespace) -> Recipe:
+    layers = (
+        {} if args.mapped_layers is None else {"mapped_layers": _keys("--mapped-layers", args.mapped_layers)}
+    )
+    numbers = ("max_model_len", "w2_layers", "mapped_bytes")
+    numbers = {name: getattr(args, name) for name in numbers if getattr(args, name) is not None}
+    w2 = recipe.w2.model_copy(update=layers)
+    if args.exclude_layers is not None:
+        keys = _keys("--exclude-layers", args.exclude_layers)
+        w2 = w2.model_copy(update={"correction": w2.correction.model_copy(update={"exclude_layers": keys})})
+    return recipe.model_copy(update={"w2": w2, "expect": recipe.expect.model_copy(update=layers | numbers)})
+
+
+def _from_flags(args: argparse.Namespace) -> Recipe:
+    missing = [
+        f"--{name.replace('_', '-')}"
+        for name in FLAGS_WITHOUT_RECIPE
+        if getattr(args, name) is None and not (name == "audit" and args.no_audit)
+    ]
+    if missing:
+        raise ConfigError(
+            f"nothing was served from here and no --recipe is given; give one, or {' '.join(missing)}"
+        )
+    layers = _keys("--mapped-layers", args.mapped_layers)
+    expect = Expect(
+        max_model_len=args.max_model_len,
+        w2_layers=args.w2_layers,
+        mapped_layers=layers,
+        mapped_bytes=args.mapped_bytes,
+    )
+    w2 = W2Section(mapped_layers=layers)
+    model = {"path": ".", "served_name": args.model}
+    engine = {"max-model-len": args.max_model_len}
+    words = {"name": "flags", "description": "from flags", "hardware": "unknown", "duration": "unknown"}
+    return Recipe(**words, model=model, w2=w2, engine=engine, expect=expect)
+
+
+def _keys(flag: str, text: str) -> tuple[int, ...]:
+    return config.layer_keys(flag, text.strip() or None)
