@@ -104,9 +104,7 @@ def _describe(layer: W2Layer, correctable: bool) -> dict[str, Any]:
             "hidden": layer.geometry.hidden,
             "width": layer.geometry.width,
         },
-        "parts": {
-            name: {"offset": part.offset, "bytes": part.nbytes} for name, part in layer.geometry.parts.items()
-        },
+        "parts": {name: {"offset": part.offset, "bytes": part.nbytes} for name, part in layer.geometry.parts.items()},
         "address": layer.storage.data_ptr(),
         "redundant_bytes": None,
         "first_dispatch_unix": None,
@@ -193,7 +191,9 @@ def _check_layer(layer: dict[str, Any]) -> list[str]:
     if host is not None:
         pages = sum(host["pages_by_node"].values())
         if not host["pages_note"] and pages * host["page_bytes"] != host["locked_bytes"]:
-            problems.append(f"audit: layer {layer['key']}: {pages} pages verified, not its {host['locked_bytes']} bytes")
+            problems.append(
+                f"audit: layer {layer['key']}: {pages} pages verified, not its {host['locked_bytes']} bytes"
+            )
         if len(host["pages_by_node"]) > 1:
             problems.append(f"audit: layer {layer['key']}: pages on several nodes: {host['pages_by_node']}")
     return problems

@@ -19,8 +19,7 @@ from .geometry import SCALE_BLOCK, LayerGeometry
 from .layer import KINDS, PROJECTIONS
 
 INDEX = "model.safetensors.index.json"
-_EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.(\d+)\.(w[123])\.(weight|scale)$")
-_EXPERT_LIKE = re.compile(r"^(layers|mtp)\.\d+\.ffn\.experts\.")
+_EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")
 _MAX_HEADER = 1 << 28
 _FIELDS = ("num_hidden_layers", "n_routed_experts", "hidden_size", "moe_intermediate_size")
 
@@ -95,7 +94,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     check_experts_are_mxfp4(str(folder), config.get("expert_dtype", "fp4"), quantization)
     for field in _FIELDS:
         if type(config.get(field)) is not int or config[field] < 1:
-            raise CheckpointError(f"{folder}: config.json has {field}={config.get(field)!r}; a positive integer is needed")
+            raise CheckpointError(
+                f"{folder}: config.json has {field}={config.get(field)!r}; a positive integer is needed"
+            )
     return config
 
 
@@ -161,28 +162,25 @@ def _read_shard(folder: Path, shard: str) -> Iterator[tuple[str, _Entry]]:
 
 def _check_experts(entries: dict[str, _Entry], layers: int, drafts: int, geometry: LayerGeometry) -> None:
     expected = {
-        f"{stack}.{layer}.ffn.experts.{expert}.{projection}.{kind}"
+        f"{stack}.{layer}.ffn.experts.{expert}.{projection}.{kind}": (projection, kind)
         for stack, count in (("layers", layers), ("mtp", drafts))
         for layer in range(count)
         for expert in range(geometry.experts)
         for projection in PROJECTIONS
         for kind in KINDS
     }
-    found = {name for name in entries if _EXPERT_LIKE.match(name)}
-    if missing := sorted(expected - found):
+    found = {name for name in entries if _EXPERT.match(name)}
+    if missing := sorted(expected.keys() - found):
         raise CheckpointError(f"{missing[0]}: missing from the checkpoint ({len(missing)} expert tensors are)")
-    if extra := sorted(found - expected):
+    if extra := sorted(found - expected.keys()):
         raise CheckpointError(
             f"{extra[0]}: the checkpoint's config.json has no such expert ({len(extra)} expert tensors are extra)"
         )
-    for name in sorted(expected):
-        _check_expert(name, entries[name], geometry)
+    for name, (projection, kind) in expected.items():
+        _check_expert(name, entries[name], projection, kind, geometry)
 
 
-def _check_expert(name: str, entry: _Entry, geometry: LayerGeometry) -> None:
-    match = _EXPERT.match(name)
-    assert match is not None  # the name was built from the same parts
-    projection, kind = match.group(4), match.group(5)
+def _check_expert(name: str, entry: _Entry, projection: str, kind: str, geometry: LayerGeometry) -> None:
     rows, cols = geometry.width, geometry.hidden
     if projection == "w2":
         rows, cols = cols, rows

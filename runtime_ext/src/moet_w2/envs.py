@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from .errors import ConfigError
 
@@ -72,6 +74,12 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         delta_exclude_layers=text("_DELTA_EXCLUDE_LAYERS"),
         cpu_isa=text("_CPU_ISA"),
     )
+
+
+def declare(known: MutableMapping[str, Callable[[], Any]]) -> None:
+    """Add the settings to vLLM's table of known variables, so that its own check of ``VLLM_*`` names passes them."""
+    for name in SETTINGS:
+        known.setdefault(name, partial(os.environ.get, name))
 
 
 def _refusal(name: str, value: str) -> str:

@@ -145,7 +145,8 @@ class HostAllocation:
                 # Pages of a machine with one node can lie nowhere else; the audit says that it was not asked.
                 return PageReport(PAGE, {}, f"move_pages: {os.strerror(code)}; the machine has one node")
             raise self._error(
-                "pages could not be verified", "allow the move_pages system call, in a container with --cap-add SYS_NICE"
+                "pages could not be verified",
+                "allow the move_pages system call, in a container with --cap-add SYS_NICE",
             )
         by_node = Counter(status)
         if set(by_node) != {self.locality.node}:

@@ -21,6 +21,8 @@ _PARAMETERS = {
     "w2_weight": "weight",
     "w2_weight_scale": "scale",
 }
+# Routing tables that vLLM hangs on the same module: they are not weights.
+_ROUTER_TENSORS = frozenset({"e_score_correction_bias", "hash_indices_table", "_expert_map", "expert_mask"})
 
 
 class W2MoEMethod(FusedMoEMethodBase):
@@ -94,11 +96,12 @@ class W2MoEMethod(FusedMoEMethodBase):
 
 
 def redundant_bytes(layer: torch.nn.Module, w2: W2Layer) -> int:
-    """Bytes of weights that the module holds beside the planes, measured over its parameters and attributes."""
+    """Bytes that the module holds beside the planes and the router's tables, over its tensors of every kind."""
     first, last = w2.storage.data_ptr(), w2.storage.data_ptr() + w2.storage.nbytes
-    held = [p.data for p in layer.parameters()]
-    held += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-    seen = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    held = dict(layer.named_parameters()) | dict(layer.named_buffers())
+    held |= {name: value for name, value in vars(layer).items() if isinstance(value, torch.Tensor)}
+    storages = {tensor.untyped_storage() for name, tensor in held.items() if name not in _ROUTER_TENSORS}
+    seen = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(nbytes for address, nbytes in seen.items() if not first <= address < last)
 
 

@@ -60,14 +60,33 @@ def unpack_codes(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     Returns:
         uint8 ``[..., N, K]``: one 2-bit code 0..3 an element.
     """
-    tiles_n, tiles_k = _tiles(rows, cols)
-    lead = planes.shape[:-1]
-    lanes = planes.reshape(-1, tiles_n, tiles_k, 8, 4, 4, 2, 2)  # b, tile_n, tile_k, g, t, j, hi, half
-    # within a byte: bits 0-1 (h 0, s 0), 2-3 (h 0, s 1), 4-5 (h 1, s 0), 6-7 (h 1, s 1)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=planes.device)
-    codes = (lanes.unsqueeze(-1) >> shifts & 3).unflatten(-1, (2, 2))
-    # b, tile_n, tile_k, g, t, j, hi, half, h, s -> b, tile_n, half, g, tile_k, j, s, hi, t, h
-    return codes.permute(0, 1, 7, 3, 2, 5, 9, 6, 4, 8).reshape(*lead, rows, cols)
+    codes = (byte_rows(planes, rows, cols).unsqueeze(-1) >> shifts & 3).flatten(-2)
+    natural = torch.empty_like(codes)
+    natural[..., byte_columns(cols).flatten()] = codes
+    return natural
+
+
+def byte_rows(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """Undo the tiling and nothing else: whole bytes, sorted by row.
+
+    Args:
+        planes: uint8 ``[..., N * K / 4]``.
+        rows: N.
+        cols: K.
+
+    Returns:
+        uint8 ``[..., N, K / 4]``; :func:`byte_columns` says which columns a byte holds.
+    """
+    tiles_n, tiles_k = _tiles(rows, cols)
+    lanes = planes.reshape(-1, tiles_n, tiles_k, 8, 4, 4, 2, 2)  # b, tile_n, tile_k, g, t, j, hi, half
+    return lanes.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(*planes.shape[:-1], rows, cols // 4)
+
+
+def byte_columns(cols: int) -> torch.Tensor:
+    """int64 ``[K / 4, 4]``: the columns in each byte of a row of :func:`byte_rows`, from its low bits up."""
+    natural = torch.arange(cols).view(-1, 2, 2, 4, 2)  # block, step s, hi, t, h
+    return natural.permute(0, 2, 3, 4, 1).reshape(-1, 4)
 
 
 def pack_scales(scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,12 +14,14 @@ def register() -> None:
     global _registered
     if _registered:
         return
+    from vllm import envs as vllm_envs
     from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
 
-    from . import config, cpu
+    from . import config, cpu, envs
     from .errors import UnsupportedError
 
     settings = config.load()
+    envs.declare(vllm_envs.environment_variables)
     cpu.attach(settings.cpu_isa)
 
     from .quantization import NAME, MoetW2Config

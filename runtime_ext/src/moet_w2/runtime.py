@@ -27,8 +27,9 @@ class W2Runtime:
 
     def __init__(self, settings: config.W2Config, plan: LayerPlan, device: torch.device) -> None:
         self.plan, self.device = plan, device
-        self.locality = topology.cpu_locality(settings.mapped_numa_node) if plan.mapped else None
-        self.audit = Audit(settings.audit_path, plan, _describe_device(device, self.locality))
+        # Only a plan that maps layers needs a node: on several nodes an unknown one is an error.
+        self._locality = topology.cpu_locality(settings.mapped_numa_node) if plan.mapped else None
+        self.audit = Audit(settings.audit_path, plan, _describe_device(device, self._locality))
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -41,8 +42,8 @@ class W2Runtime:
         if key in self.layers:
             raise UnsupportedError(f"layer {key} is built twice in one process; W2 keeps one copy of a layer")
         where, host = self.plan.placement(key), None
-        if where is Placement.MAPPED:
-            host = self._map(key, geometry.nbytes)
+        if where is Placement.MAPPED and self._locality is not None:
+            host = self._map(key, geometry.nbytes, self._locality)
             storage = host.tensor()
         else:
             storage = torch.empty(geometry.nbytes, dtype=torch.uint8, device=self.device)
@@ -51,14 +52,13 @@ class W2Runtime:
         self.audit.created(layer)
         return layer
 
-    def _map(self, key: int, nbytes: int) -> HostAllocation:
+    def _map(self, key: int, nbytes: int, locality: topology.Locality) -> HostAllocation:
         if self.device.type != "cpu":
             raise UnsupportedError(
                 f"layer {key}: mapped host memory is not yet supported on {self.device.type}; "
                 "unset VLLM_MOE_W2_MAPPED_LAYERS"
             )
-        assert self.locality is not None  # resolved whenever the plan maps a layer
-        return HostAllocation(f"layer {key}", nbytes, self.locality)
+        return HostAllocation(f"layer {key}", nbytes, locality)
 
 
 @cache

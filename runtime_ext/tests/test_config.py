@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from moet_w2 import config, envs
+from moet_w2.errors import ConfigError
+
+
+def parse(**environ: str) -> config.W2Config:
+    return config.parse(envs.read({f"VLLM_MOE_W2{name}": value for name, value in environ.items()}))
+
+
+def test_nothing_set_serves_everything_from_the_device() -> None:
+    assert parse() == config.W2Config()
+    assert parse(_MAPPED_LAYERS="", _MAPPED_NUMA_NODE=" ") == config.W2Config()
+
+
+def test_every_setting_is_read() -> None:
+    values = {
+        "": "0",
+        "_MAPPED_LAYERS": "45, 43",
+        "_DELTA_EXCLUDE_LAYERS": "44",
+        "_MAPPED_NUMA_NODE": "1",
+        "_MAPPED_AUDIT_PATH": "/a/b.json",
+        "_CPU_ISA": "avx2",
+    }
+    assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
+    assert parse(**values) == config.W2Config(False, (43, 45), (44,), 1, Path("/a/b.json"), "avx2")
+
+
+def test_other_programs_variables_are_none_of_our_business() -> None:
+    assert envs.read({"VLLM_CPU_KVCACHE_SPACE": "1", "PATH": "/bin"}) == envs.Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("_MAPPED_LAYER", "VLLM_MOE_W2_MAPPED_LAYERS"),
+        ("_MAPED_AUDIT_PATH", "VLLM_MOE_W2_MAPPED_AUDIT_PATH"),
+        ("_DELTA_EXCLUDE", "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS"),
+        ("2", "VLLM_MOE_W2"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=rf"VLLM_MOE_W2{name}='1' is not a setting.*did you mean {suggestion}\?"):
+        parse(**{name: "1"})
+
+
+@pytest.mark.parametrize("name", sorted(envs.RESERVED))
+def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='1' is not supported by this version"):
+        envs.read({name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("", "yes", "VLLM_MOE_W2='yes'.*0, 1"),
+        ("_MAPPED_LAYERS", "42,x", "'x' is not a layer key"),
+        ("_MAPPED_LAYERS", "42,,43", "'' is not a layer key"),
+        ("_MAPPED_LAYERS", "-1", "'-1' is not a layer key"),
+        ("_MAPPED_LAYERS", "1-3", "'1-3' is not a layer key"),
+        ("_MAPPED_LAYERS", "²", "is not a layer key"),
+        ("_MAPPED_LAYERS", "42,43,42", "42 is named twice"),
+        ("_DELTA_EXCLUDE_LAYERS", "7,7", "7 is named twice"),
+        ("_MAPPED_NUMA_NODE", "-1", "not a NUMA node"),
+        ("_CPU_ISA", "sse", "amx, avx512_bf16, avx512, avx2"),
+    ],
+)
+def test_a_malformed_value_is_named(name: str, value: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse(**{name: value})
+
+
+def test_the_environment_is_read_in_one_module_only() -> None:
+    source = Path(envs.__file__).parent
+    # The launcher and the CPU attachment hand variables on to other programs; nothing else may look at them.
+    readers = {p.name for p in source.rglob("*.py") if "os.environ" in p.read_text() or "getenv" in p.read_text()}
+    assert "envs.py" in readers
+    assert not readers & {"config.py", "runtime.py", "moe_method.py", "plugin.py", "audit.py", "host_memory.py"}
