@@ -1,0 +1,72 @@
+"""What every result file says about where it came from: hardware, versions, commit, command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def provenance() -> dict[str, Any]:
+    """Hardware, versions, commit and command of the running benchmark, JSON-serialisable."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "hardware": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "gpu": _gpu(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+            **{name: _version(name) for name in ("torch", "vllm", "moet-w2")},
+        },
+    }
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """Write a result file: provenance first, then the results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"provenance": provenance(), **results}, indent=2) + "\n")
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git, or None where the tree is no checkout."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpu() -> str | None:
+    try:
+        import torch
+
+        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    except ImportError:
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
