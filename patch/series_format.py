@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "lib"))
-
-from build_errors import BuildError  # noqa: E402
+from build_errors import BuildError
 
 REQUIRED = ("Target", "Why", "Upstream", "Remove-when", "Files")
 _NAME = re.compile(r"\d\d-[a-z0-9-]+\.patch\Z")
@@ -90,5 +87,6 @@ def _header(head: str, path: Path) -> dict[str, str]:
 
 
 def _touched(diff: str) -> list[str]:
-    paths = [old if new == "/dev/null" else new for old, new in zip(_OLD.findall(diff), _NEW.findall(diff))]
+    pairs = zip(_OLD.findall(diff), _NEW.findall(diff), strict=True)
+    paths = [old if new == "/dev/null" else new for old, new in pairs]
     return list(dict.fromkeys(paths))

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "scripts" / "lib")]
+sys.path.insert(0, str(HERE.parent / "scripts" / "lib"))
 
-import fetch  # noqa: E402
-import ledger  # noqa: E402
-import pins as pin_table  # noqa: E402
-import stamp  # noqa: E402
-from build_errors import OK, BuildError  # noqa: E402
-from series_format import SeriesPatch, read_dropped, read_series  # noqa: E402
+import fetch
+import ledger
+import pins as pin_table
+import stamp
+from build_errors import OK, BuildError
+from series_format import SeriesPatch, read_dropped, read_series
 
 GENERATOR_VERSION = 1
 FILES = "FILES.txt"
@@ -57,9 +57,7 @@ def generate(patch_dir: Path, source_root: Path, pins: pin_table.Pins) -> dict[s
         added = sum(line.startswith("+") for line in hunks)
         removed = sum(line.startswith("-") for line in hunks)
         entries.append(
-            ledger.Entry(
-                change.path, _hash(change.before), _hash(change.after), added, removed, change.series
-            )
+            ledger.Entry(change.path, _hash(change.before), _hash(change.after), added, removed, change.series)
         )
         diffs.append(diff)
     files = f"# {NOTE}\n# path, sha256 before, sha256 after, lines added, lines removed, series patches\n"

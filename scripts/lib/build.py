@@ -29,14 +29,14 @@ NATIVE = pin_table.ROOT / ".native"
 
 
 @contextmanager
-def exclusive(native: Path) -> Iterator[None]:
-    """One build at a time in a tree. Waits for another one, saying so."""
+def exclusive(native: Path, variant: str) -> Iterator[None]:
+    """One build of a variant at a time in a tree. Waits for another one, saying so."""
     native.mkdir(parents=True, exist_ok=True)
-    with (native / "build.lock").open("w") as file:
+    with (native / f"build-{variant}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("build: waiting for another build in this tree", file=sys.stderr)
+            print(f"build: waiting for another {variant} build in this tree", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -85,9 +85,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("variant", nargs="?", default="cpu", choices=("cpu", "cuda", "cuda-native"))
     parser.add_argument("--check", action="store_true", help="report the state; build nothing")
-    parser.add_argument(
-        "--configure-only", action="store_true", help="cuda-native: stop after CMake has configured"
-    )
+    parser.add_argument("--configure-only", action="store_true", help="cuda-native: stop after CMake has configured")
     options = parser.parse_args(arguments)
     if options.configure_only and options.variant != "cuda-native":
         parser.error("--configure-only belongs to cuda-native")
@@ -96,11 +94,11 @@ def main(arguments: list[str]) -> int:
         if options.variant == "cuda-native":
             if options.check:
                 return native_build.check(pins, NATIVE)
-            with exclusive(NATIVE):
+            with exclusive(NATIVE, options.variant):
                 return native_build.build(pins, NATIVE, configure_only=options.configure_only)
         if options.check:
             return check_wheel_variant(pins, options.variant)
-        with exclusive(NATIVE):
+        with exclusive(NATIVE, options.variant):
             build_wheel_variant(pins, options.variant)
     except BuildError as error:
         print(f"build: error: {error}", file=sys.stderr)

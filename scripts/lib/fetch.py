@@ -60,9 +60,7 @@ def fetch(artifact: Artifact, folder: Path, *, pause_s: float = 1.0) -> Path:
     actual = sha256_of(part)
     if actual != artifact.sha256:
         part.unlink()
-        raise BuildError(
-            f"{artifact.url}: sha256 is {actual}, pins.toml says {artifact.sha256}; the file was deleted"
-        )
+        raise BuildError(f"{artifact.url}: sha256 is {actual}, pins.toml says {artifact.sha256}; the file was deleted")
     _publish(part, target)
     return target
 

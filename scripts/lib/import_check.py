@@ -13,6 +13,8 @@ from build_errors import BuildError
 _PROBE = """
 import importlib.metadata as metadata, json, sys
 facts = {"distribution": metadata.version("vllm")}
+names = {point.name for point in metadata.entry_points(group="vllm.general_plugins")}
+facts["plugin"] = "moet_w2" in names
 import torch
 facts["torch"] = torch.__version__
 facts["torch_git"] = torch.version.git_version
@@ -54,6 +56,7 @@ def expected(pins: pin_table.Pins, variant: str, has_gpu: bool) -> dict[str, obj
         "distribution": pins.our_version(variant),
         "vllm": pins.get("vllm.version"),
         "torch_git": pins.get("torch.git"),
+        "plugin": (pin_table.ROOT / "runtime_ext" / "pyproject.toml").is_file(),
     }
     if variant == "cpu":
         facts |= {"torch": pins.get("torch.cpu.version"), "torch_cuda": None, "platform": "CpuPlatform"}

@@ -52,9 +52,7 @@ class Pins:
 
     def artifact(self, key: str) -> Artifact:
         """The downloadable file at a key. Raises BuildError if a field is missing or malformed."""
-        found = Artifact(
-            self.get(f"{key}.filename"), self.get(f"{key}.url"), self.get(f"{key}.sha256")
-        )
+        found = Artifact(self.get(f"{key}.filename"), self.get(f"{key}.url"), self.get(f"{key}.sha256"))
         if not _SHA256.match(found.sha256):
             raise BuildError(f"{self.source.name}: {key}.sha256 is {found.sha256!r}, not 64 hex digits")
         if "/" in found.filename or not found.filename:

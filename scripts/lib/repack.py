@@ -98,9 +98,7 @@ def _require(tree: Path, entry: ledger.Entry, expected: str, when: str, patch: P
 
 def _wheel_tool(recipe: Recipe, *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, recipe.tool_wheels))}
-    done = subprocess.run(
-        [sys.executable, "-m", "wheel", *arguments], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "wheel", *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
         raise BuildError(f"wheel {arguments[0]} failed on {recipe.wheel.name}: {tail[0]}")

@@ -28,9 +28,7 @@ def obtain(pins: pin_table.Pins, variant: str, pip_wheel: Path, cache: Path) -> 
     return fetch.fetch(artifact, cache)
 
 
-def _from_configuration(
-    pins: pin_table.Pins, artifact: pin_table.Artifact, pip_wheel: Path, cache: Path
-) -> bool:
+def _from_configuration(pins: pin_table.Pins, artifact: pin_table.Artifact, pip_wheel: Path, cache: Path) -> bool:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="torch-", dir=cache) as name:
         folder = Path(name)

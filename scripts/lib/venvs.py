@@ -90,7 +90,9 @@ def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str
     _install_extension(pins, native, variant, folder)
     python = folder / "bin" / "python"
     pip(fetch.fetch(pins.artifact("tools.pip"), fetch.cache_dir()), python, ["check"])
-    import_check.run(python, pins, variant)
+    facts = import_check.run(python, pins, variant)
+    if variant == "cuda" and not facts["gpus"]:
+        _note("no GPU on this machine: vLLM and its CUDA torch import; choosing a device was not tried")
     stamp.write(folder, want.stamp())
     publish(native, variant, folder)
     return True
@@ -104,9 +106,7 @@ def require_python(pins: pin_table.Pins, variant: str) -> None:
         raise BuildError(f"the {variant} environment needs Python {pinned}, this is {actual}", MISSING)
 
 
-def _install_base(
-    pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str, folder: Path
-) -> None:
+def _install_base(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str, folder: Path) -> None:
     require_disk(native, DISK_BYTES[variant])
     shutil.rmtree(folder, ignore_errors=True)
     _note(f"making {folder.relative_to(native.parent)} (Python {sys.version.split()[0]})")
@@ -125,7 +125,6 @@ def _install_base(
     site = folder / "lib" / f"python{pins.get(f'python.{variant}')}" / "site-packages"
     jobs = str(min(4, os.cpu_count() or 1))
     subprocess.run([str(python), "-m", "compileall", "-q", "-j", jobs, str(site)], capture_output=True)
-
 
 
 def _install_extension(pins: pin_table.Pins, native: Path, variant: str, folder: Path) -> None:

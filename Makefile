@@ -1,0 +1,46 @@
+# Verbs for a person and for CI alike. Each does its own setup; `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+ENV := .native/venv-cpu
+RUN := scripts/run-python.sh
+
+.PHONY: help setup demo serve-demo validate test lint check kernels patch clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .native/venv-cpu: pinned vLLM, our patch, our extension, test tools
+	@scripts/build-native.sh cpu
+
+demo: setup ## serve the tiny checkpoint on the CPU, validate it, print what it did, stop
+	@scripts/demo.sh
+
+serve-demo: setup ## serve the tiny checkpoint until Ctrl-C
+	@scripts/serve-demo.sh
+
+validate: setup ## check a running server against the recipe that it serves
+	@scripts/validate-api.sh
+
+test: setup ## run every test (no network needed after setup)
+	@$(ENV)/bin/python -m pytest
+
+lint: setup ## ruff, shellcheck and a dry run of every recipe
+	@scripts/lint.sh
+
+check: setup lint ## lint, and fail on drift of the patch, the locks and the pins
+	@$(RUN) patch/tool.py --check
+	@$(RUN) scripts/lib/lockfile.py cpu --check
+	@$(RUN) scripts/lib/lockfile.py cuda --check
+	@$(RUN) scripts/lib/pin_leaks.py
+
+kernels: ## compile the CUDA kernels to cubins with the pinned compiler
+	@scripts/kernels.sh
+
+patch: ## regenerate patch/ from patch/series/ and the pinned source
+	@$(RUN) patch/tool.py
+
+clean: ## remove .native/ (environments, wheels, logs); downloads stay in the cache
+	@scripts/clean.sh
