@@ -16,7 +16,7 @@ from moet_w2.layer import W2Layer
 from moet_w2.placement import Placement, plan
 from moet_w2.topology import Locality
 
-DEVICE = {"type": "cpu", "name": "test", "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
+DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
 RECIPE = SimpleNamespace(
     expect=SimpleNamespace(mapped_layers=(1,), mapped_bytes=TINY.nbytes, w2_layers=2, max_model_len=64),
     w2=SimpleNamespace(exclude_layers=(0,)),
@@ -34,7 +34,7 @@ def layers():
 def written(tmp_path: Path, layers) -> Path:
     record = Audit(tmp_path / "deep" / "audit.json", plan(W2Config(True, (1,), (0,)), 2), DEVICE)
     for layer in layers:
-        record.created(layer)
+        record.created(layer, 0)
     record.loaded(layers[0], redundant_bytes=0)
     assert not record.path.exists()  # one layer of two is no audit yet
     record.loaded(layers[1], redundant_bytes=0)
@@ -60,7 +60,7 @@ def test_addresses_are_where_the_bytes_are(written: Path, layers) -> None:
 def test_first_dispatch_is_written_once_every_layer_has_computed(tmp_path: Path, layers) -> None:
     record = Audit(tmp_path / "audit.json", plan(W2Config(True, (1,)), 2), DEVICE)
     for layer in layers:
-        record.created(layer)
+        record.created(layer, 0)
     for layer in layers:
         record.loaded(layer, 0)
     record.dispatched(layers[0])
@@ -71,7 +71,7 @@ def test_first_dispatch_is_written_once_every_layer_has_computed(tmp_path: Path,
 
 def test_no_path_writes_nothing(layers) -> None:
     record = Audit(None, plan(W2Config(), 2), DEVICE)
-    record.created(layers[0])
+    record.created(layers[0], 0)
     record.loaded(layers[0], 0)
     assert record.document()["state"] == "ready"
 
@@ -100,6 +100,8 @@ def drift(document: dict, path: str, value: object) -> dict:
         ("layers.0.redundant_bytes", None, "layer 0: redundant bytes are None"),
         ("layers.0.parts.sc13.offset", 3, "layer 0: sc13 begins at 3"),
         ("layers.0.bytes", 3, "layer 0: its parts end at"),
+        ("layers.1.allocator_bytes", 4096, "layer 1: mapped, yet it took 4096 device bytes"),
+        ("layers.1.host.uva_equal", False, "layer 1: the device's pointer is not the host's"),
         ("layers.1.host", None, "layer 1: placement mapped and its host record disagree"),
         ("layers.0.placement", "mapped", "layer 0: placement mapped and its host record disagree"),
         ("layers.1.host.pages_by_node", {"0": 1}, "layer 1: 1 pages verified"),
@@ -148,7 +150,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
 def test_a_reader_never_sees_half_an_audit(written: Path, monkeypatch) -> None:
     before = written.read_bytes()
     record = Audit(written, plan(W2Config(), 1), DEVICE)
-    record.created(device_layer(TINY))
+    record.created(device_layer(TINY), 0)
 
     def disk_full(document, file, **options):
         file.write("{")

@@ -21,11 +21,12 @@ def test_every_setting_is_read() -> None:
         "_MAPPED_LAYERS": "45, 43",
         "_DELTA_EXCLUDE_LAYERS": "44",
         "_MAPPED_NUMA_NODE": "1",
+        "_MAPPED_PCI": "31:00.0",
         "_MAPPED_AUDIT_PATH": "/a/b.json",
         "_CPU_ISA": "avx2",
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
-    assert parse(**values) == config.W2Config(False, (43, 45), (44,), 1, Path("/a/b.json"), "avx2")
+    assert parse(**values) == config.W2Config(False, (43, 45), (44,), 1, "0000:31:00.0", Path("/a/b.json"), "avx2")
 
 
 def test_other_programs_variables_are_none_of_our_business() -> None:
@@ -64,6 +65,7 @@ def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
         ("_MAPPED_LAYERS", "42,43,42", "42 is named twice"),
         ("_DELTA_EXCLUDE_LAYERS", "7,7", "7 is named twice"),
         ("_MAPPED_NUMA_NODE", "-1", "not a NUMA node"),
+        ("_MAPPED_PCI", "31:00", "VLLM_MOE_W2_MAPPED_PCI: '31:00' is not a PCI address"),
         ("_CPU_ISA", "sse", "amx, avx512_bf16, avx512, avx2"),
     ],
 )

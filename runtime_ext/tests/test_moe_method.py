@@ -11,7 +11,8 @@ import torch
 from generators import TINY, expert_tensors, filled_layer, write_checkpoint
 
 from moet_w2 import config, moe_method, plugin, reference, runtime
-from moet_w2.errors import CheckpointError, ConfigError, UnsupportedError
+from moet_w2.audit import Audit
+from moet_w2.errors import CheckpointError, ConfigError, HostMemoryError, UnsupportedError
 from moet_w2.layer import Shard
 from moet_w2.placement import plan
 from moet_w2.runtime import W2Runtime
@@ -106,7 +107,9 @@ class Experts(torch.nn.Module):
 
 @pytest.fixture
 def process(monkeypatch) -> W2Runtime:
-    made = W2Runtime(config.W2Config(), plan(config.W2Config(), 2), torch.device("cpu"))
+    layers = plan(config.W2Config(), 2)
+    audit = Audit(None, layers, {"type": "cpu", "name": "test", "pci": None, "numa": None})
+    made = W2Runtime(layers, torch.device("cpu"), None, audit)
     monkeypatch.setattr(runtime, "get", lambda: made)
     return made
 
@@ -185,12 +188,18 @@ def test_a_share_of_the_experts_is_refused(process, method) -> None:
         created(method, layer)
 
 
-def vllm_config(folder: Path, **parallel):
-    defaults = {"enable_expert_parallel": False, "enable_eplb": False, "pipeline_parallel_size": 1}
+def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **parallel):
+    defaults = {
+        "enable_expert_parallel": False,
+        "enable_eplb": False,
+        "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
+    }
     hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**(defaults | parallel)),
-        load_config=SimpleNamespace(load_format="auto"),
+        load_config=SimpleNamespace(load_format=load_format),
+        use_v2_model_runner=v2,
         model_config=SimpleNamespace(model=str(folder), hf_config=hf_config),
         speculative_config=None,
     )
@@ -201,8 +210,8 @@ def fresh_runtime(monkeypatch, tmp_path: Path):
     write_checkpoint(tmp_path / "model")
     runtime.get.cache_clear()
 
-    def build(**parallel) -> W2Runtime:
-        made = vllm_config(tmp_path / "model", **parallel)
+    def build(**changes) -> W2Runtime:
+        made = vllm_config(tmp_path / "model", **changes)
         monkeypatch.setattr(runtime, "get_current_vllm_config", lambda: made)
         return runtime.get()
 
@@ -220,16 +229,34 @@ def test_mapped_layers_lie_in_locked_memory(fresh_runtime, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "named"),
+    ("changes", "named"),
     [
+        ({"v2": False}, "Model Runner V1"),
+        ({"load_format": "dummy"}, "--load-format dummy"),
         ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
         ({"enable_eplb": True}, "--enable-eplb"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ],
 )
-def test_unsupported_combinations_are_refused(fresh_runtime, parallel, named) -> None:
+def test_unsupported_combinations_are_refused(fresh_runtime, changes, named) -> None:
     with pytest.raises(UnsupportedError, match=named):
-        fresh_runtime(**parallel)
+        fresh_runtime(**changes)
+
+
+def test_a_gpu_guard_without_a_gpu_is_refused(fresh_runtime, monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_MOE_W2_MAPPED_LAYERS", "1")
+    monkeypatch.setenv("VLLM_MOE_W2_MAPPED_PCI", "31:00.0")
+    with pytest.raises(ConfigError, match="MAPPED_PCI=0000:31:00.0: no GPU computes here"):
+        fresh_runtime()
+
+
+def test_too_little_host_memory_stops_before_any_layer_is_built(fresh_runtime, monkeypatch) -> None:
+    from moet_w2 import preflight
+
+    monkeypatch.setenv("VLLM_MOE_W2_MAPPED_LAYERS", "0,1")
+    monkeypatch.setattr(preflight, "limits", lambda *_: [preflight.Available("a test", 1000, "add memory")])
+    with pytest.raises(HostMemoryError, match=f"need {2 * TINY.nbytes:,} bytes .* a test leaves 1,000: add memory"):
+        fresh_runtime()
 
 
 def test_layer_keys_are_held_against_the_model(fresh_runtime, monkeypatch) -> None:

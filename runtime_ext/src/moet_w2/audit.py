@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,9 @@ class Audit:
         self.path, self.plan, self.device = path, plan, device
         self._layers: dict[int, dict[str, Any]] = {}
 
-    def created(self, layer: W2Layer) -> None:
-        """A layer has its memory and waits for its tensors."""
-        self._layers[layer.key] = _describe(layer, self.plan.correctable(layer.key))
+    def created(self, layer: W2Layer, allocator_bytes: int) -> None:
+        """A layer has its memory, for which the device's allocator grew by ``allocator_bytes``."""
+        self._layers[layer.key] = _describe(layer, self.plan.correctable(layer.key), allocator_bytes)
 
     def loaded(self, layer: W2Layer, redundant_bytes: int) -> None:
         """A layer is complete; ``redundant_bytes`` of it were found a second time on the device."""
@@ -91,7 +92,7 @@ class Audit:
         temporary.replace(self.path)
 
 
-def _describe(layer: W2Layer, correctable: bool) -> dict[str, Any]:
+def _describe(layer: W2Layer, correctable: bool, allocator_bytes: int) -> dict[str, Any]:
     host = layer.host
     return {
         "key": layer.key,
@@ -106,16 +107,21 @@ def _describe(layer: W2Layer, correctable: bool) -> dict[str, Any]:
         },
         "parts": {name: {"offset": part.offset, "bytes": part.nbytes} for name, part in layer.geometry.parts.items()},
         "address": layer.storage.data_ptr(),
+        "allocator_bytes": allocator_bytes,
         "redundant_bytes": None,
         "first_dispatch_unix": None,
         "host": None
         if host is None
         else {
             "address": host.address,
+            "device_address": host.device_address,
+            "uva_equal": None if host.device_address is None else host.device_address == host.address,
             "locked_bytes": host.mapped_bytes,
+            "huge_bytes": host.pages.huge_bytes,
             "page_bytes": host.pages.page_bytes,
             "pages_by_node": {str(node): count for node, count in sorted(host.pages.by_node.items())},
             "pages_note": host.pages.note,
+            "seconds": asdict(host.seconds),
         },
     }
 
@@ -189,6 +195,10 @@ def _check_layer(layer: dict[str, Any]) -> list[str]:
     if (host is not None) != (layer["placement"] == Placement.MAPPED):
         problems.append(f"audit: layer {layer['key']}: placement {layer['placement']} and its host record disagree")
     if host is not None:
+        if layer["allocator_bytes"]:
+            problems.append(f"audit: layer {layer['key']}: mapped, yet it took {layer['allocator_bytes']} device bytes")
+        if host["uva_equal"] is False:
+            problems.append(f"audit: layer {layer['key']}: the device's pointer is not the host's")
         pages = sum(host["pages_by_node"].values())
         if not host["pages_note"] and pages * host["page_bytes"] != host["locked_bytes"]:
             problems.append(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import envs
-from .errors import ConfigError
+from .errors import ConfigError, HostMemoryError
+from .topology import normalize_pci
 
 CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
 
@@ -20,6 +21,7 @@ class W2Config:
         mapped_layers: ascending layer keys placed in host memory.
         delta_exclude_layers: ascending layer keys that never take a correction slot.
         mapped_numa_node: the NUMA node mapped layers must lie on, or None to resolve it.
+        mapped_pci: the normalised PCI address of the GPU to use, or None to take the visible one.
         audit_path: where the audit is written, or None for nowhere.
         cpu_isa: highest CPU instruction set to use, or None for what the machine has.
     """
@@ -28,6 +30,7 @@ class W2Config:
     mapped_layers: tuple[int, ...] = ()
     delta_exclude_layers: tuple[int, ...] = ()
     mapped_numa_node: int | None = None
+    mapped_pci: str | None = None
     audit_path: Path | None = None
     cpu_isa: str | None = None
 
@@ -43,6 +46,7 @@ def parse(settings: envs.Settings) -> W2Config:
         mapped_layers=layer_keys("VLLM_MOE_W2_MAPPED_LAYERS", settings.mapped_layers),
         delta_exclude_layers=layer_keys("VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS", settings.delta_exclude_layers),
         mapped_numa_node=_node("VLLM_MOE_W2_MAPPED_NUMA_NODE", settings.mapped_numa_node),
+        mapped_pci=_pci("VLLM_MOE_W2_MAPPED_PCI", settings.mapped_pci),
         audit_path=Path(settings.mapped_audit_path) if settings.mapped_audit_path else None,
         cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
     )
@@ -90,3 +94,10 @@ def _node(name: str, text: str | None) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"{name}={text!r} is not a NUMA node; give a number such as 0")
     return int(text)
+
+
+def _pci(name: str, text: str | None) -> str | None:
+    try:
+        return None if text is None else normalize_pci(text)
+    except HostMemoryError as error:
+        raise ConfigError(f"{name}: {error}") from None

@@ -17,6 +17,7 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2": "1 (default) serves routed experts from 2-bit planes; 0 leaves vLLM as it is upstream",
     "VLLM_MOE_W2_MAPPED_LAYERS": "comma-separated layer keys whose planes live in locked host memory",
     "VLLM_MOE_W2_MAPPED_NUMA_NODE": "guard: the NUMA node that mapped layers must lie on",
+    "VLLM_MOE_W2_MAPPED_PCI": "guard: the PCI address of the GPU this process must use",
     "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "file that receives the placement audit (JSON, replaced atomically)",
     "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS": "comma-separated layer keys that never take a correction slot",
     "VLLM_MOE_W2_CPU_ISA": "caps the instruction set used on a CPU: amx, avx512_bf16, avx512 or avx2",
@@ -26,7 +27,6 @@ SETTINGS: dict[str, str] = {
 RESERVED: frozenset[str] = frozenset(
     f"VLLM_MOE_W2_{name}"
     for name in (
-        "MAPPED_PCI",
         "DELTA_GB",
         "DELTA_POLICY",
         "PREFILL_FP4",
@@ -47,6 +47,7 @@ class Settings:
     enabled: str | None = None
     mapped_layers: str | None = None
     mapped_numa_node: str | None = None
+    mapped_pci: str | None = None
     mapped_audit_path: str | None = None
     delta_exclude_layers: str | None = None
     cpu_isa: str | None = None
@@ -70,6 +71,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         enabled=text(""),
         mapped_layers=text("_MAPPED_LAYERS"),
         mapped_numa_node=text("_MAPPED_NUMA_NODE"),
+        mapped_pci=text("_MAPPED_PCI"),
         mapped_audit_path=text("_MAPPED_AUDIT_PATH"),
         delta_exclude_layers=text("_DELTA_EXCLUDE_LAYERS"),
         cpu_isa=text("_CPU_ISA"),

@@ -1,12 +1,18 @@
-"""One page-aligned, locked host allocation per mapped layer, and proof of where its pages lie.
+"""One page-aligned, pinned host allocation per mapped layer, and proof of where its pages lie.
 
-Life of an allocation; a failure at any step undoes the steps before it, in reverse:
+Life of an allocation; each step leaves its undo behind, a failure runs the undos so far in reverse order:
 
-    reserve (mmap) -> bind to the node (mbind) -> lock, which faults every page in (mlock)
-        -> ask the kernel for each page's node (move_pages) -> in use -> close (munlock, munmap)
+    reserve       map address space, aligned to 2 MiB where it pays
+      bind        on a machine with several nodes: pages may come from the GPU's node only
+      touch       write zeros from threads on that node's CPUs, so that pages appear there, in parallel
+      lock        mlock: never swapped, counted in VmLck
+      verify      ask the kernel for every page's node
+      register    on CUDA: mapped and portable; fetch the device pointer and check it
+    in use        tensors and captured graphs read it; nothing of Python needs to hold it
+    close         synchronise -> unregister -> unlock -> unmap
 
-The calls go straight to the kernel through ctypes. libnuma would add a library that is not on every machine
-for three system calls that need no state of its own, and hide the errno that names the remedy.
+An allocation lives until :meth:`HostAllocation.close`, not until its Python object goes: the module keeps it,
+because a captured graph holds a bare pointer. What is still open when the process exits is closed then.
 """
 
 from __future__ import annotations
@@ -16,30 +22,31 @@ import ctypes
 import errno
 import os
 import resource
-from collections import Counter
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from . import linux
 from .errors import HostMemoryError
 from .topology import Locality
 
-PAGE = os.sysconf("SC_PAGESIZE")
+_TOUCH_CHUNK = 64 << 20
+_SYS_NICE = "allow the {call} system call, in a container with --cap-add SYS_NICE"
 
-_PROT_READ_WRITE = 0x1 | 0x2
-_MAP_PRIVATE_ANONYMOUS = 0x02 | 0x20
-_MPOL_BIND = 2
-_MPOL_MF_STRICT_MOVE = 0x1 | 0x2
-_SYS_MBIND, _SYS_MOVE_PAGES = {"x86_64": (237, 279), "aarch64": (235, 239)}.get(os.uname().machine, (-1, -1))
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-for _name in ("munmap", "mlock", "munlock"):
-    getattr(_libc, _name).argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.syscall.restype = ctypes.c_long
+class Registrar(Protocol):
+    """What makes host memory readable by a device; :class:`moet_w2.cuda_host.CudaRegistrar` is one."""
+
+    def register(self, address: int, nbytes: int) -> int:
+        """Make the range readable; the device's pointer to it. Raises HostMemoryError."""
+
+    def unregister(self, address: int) -> None:
+        """Wait for the device, then undo :meth:`register`."""
 
 
 @dataclass(frozen=True)
@@ -47,50 +54,81 @@ class PageReport:
     """What the kernel says about an allocation's pages.
 
     Attributes:
-        page_bytes: size of a page.
-        by_node: pages on each node; empty where the kernel refused to say.
+        page_bytes: size of a base page.
+        by_node: base pages on each node; empty where the kernel refused to say.
         note: why ``by_node`` is empty, else "".
+        huge_bytes: bytes that lie in transparent huge pages.
     """
 
     page_bytes: int
     by_node: dict[int, int]
     note: str
+    huge_bytes: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long the slow steps took."""
+
+    touch: float
+    lock: float
+    register: float
 
 
 class HostAllocation:
-    """``nbytes`` of locked memory on one NUMA node, zeroed, seen by torch without a copy.
+    """``nbytes`` of pinned memory on one NUMA node, zeroed, seen by torch without a copy.
 
-    Tensors over it do not own it: :meth:`close` ends them all. A process that forgets is closed at exit.
+    Attributes:
+        label: names the allocation in errors, "layer 43".
+        nbytes: exact bytes asked for.
+        mapped_bytes: the same in whole pages: what is locked.
+        address: host address; 0 once closed.
+        device_address: the device's pointer to the same bytes, or None without a registrar.
+        pages: where the pages lie.
+        seconds: how long it took.
     """
 
-    def __init__(self, label: str, nbytes: int, locality: Locality) -> None:
+    def __init__(
+        self,
+        label: str,
+        nbytes: int,
+        locality: Locality,
+        registrar: Registrar | None = None,
+        huge_pages: bool = True,
+    ) -> None:
         """Allocate.
 
         Args:
-            label: names the allocation in errors, "layer 43".
-            nbytes: exact bytes; the mapping is rounded up to whole pages.
+            label: names the allocation in errors.
+            nbytes: bytes; only the mapping is rounded up, to whole pages.
             locality: the node to lie on.
+            registrar: makes it readable by a device, or None.
+            huge_pages: ask for transparent huge pages where the allocation holds at least one.
 
         Raises:
             HostMemoryError: a step failed; the message names label, bytes, node and remedy.
         """
         self.label, self.nbytes, self.locality = label, nbytes, locality
-        self.mapped_bytes = -(-nbytes // PAGE) * PAGE
-        self.address = self._reserve()
-        try:
+        self.mapped_bytes = -(-nbytes // linux.PAGE) * linux.PAGE
+        self.device_address: int | None = None
+        with ExitStack() as undo:
+            self.address = self._reserve(undo, huge_pages and nbytes >= linux.HUGE_PAGE)
             if len(locality.nodes) > 1:
                 self._bind()
-            self._lock()
+            touch = _timed(self._touch)
+            lock = _timed(self._lock)
+            undo.callback(linux.unlock, self.address, self.mapped_bytes)
             self.pages = self._verify()
-        except BaseException:
-            _libc.munlock(self.address, self.mapped_bytes)
-            _libc.munmap(self.address, self.mapped_bytes)
-            self.address = 0
-            raise
+            start = time.perf_counter()
+            if registrar is not None:
+                self.device_address = registrar.register(self.address, self.mapped_bytes)
+                undo.callback(registrar.unregister, self.address)
+            self.seconds = Seconds(touch, lock, time.perf_counter() - start)
+            self._undo = undo.pop_all()
         _open_allocations[self.address] = self
 
     def tensor(self) -> torch.Tensor:
-        """uint8 ``[nbytes]`` over the allocation.
+        """uint8 ``[nbytes]`` over the allocation, on the CPU. It does not own the memory.
 
         Raises:
             HostMemoryError: the allocation is closed.
@@ -100,69 +138,103 @@ class HostAllocation:
         return torch.frombuffer((ctypes.c_uint8 * self.nbytes).from_address(self.address), dtype=torch.uint8)
 
     def close(self) -> None:
-        """Unlock and return the memory; closing twice does nothing."""
+        """Give the memory back, after the device is done with it; closing twice does nothing."""
         if self.address:
-            _open_allocations.pop(self.address, None)
-            _libc.munlock(self.address, self.mapped_bytes)
-            _libc.munmap(self.address, self.mapped_bytes)
-            self.address = 0
+            del _open_allocations[self.address]
+            self.address, self.device_address = 0, None
+            self._undo.close()
 
-    def _reserve(self) -> int:
-        address = _libc.mmap(None, self.mapped_bytes, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise self._error("could not be reserved", "free host memory or map fewer layers")
+    def _reserve(self, undo: ExitStack, huge: bool) -> int:
+        slack = linux.HUGE_PAGE if huge else 0
+        with self._explained("could not be reserved", "free host memory or map fewer layers"):
+            start = linux.reserve(self.mapped_bytes + slack)
+        address = -(-start // linux.HUGE_PAGE) * linux.HUGE_PAGE if huge else start
+        before, after = address - start, slack - (address - start)
+        if before:
+            linux.release(start, before)
+        if after:
+            linux.release(address + self.mapped_bytes, after)
+        undo.callback(linux.release, address, self.mapped_bytes)
+        if huge:
+            try:
+                linux.advise_huge(address, self.mapped_bytes)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # EINVAL: a kernel without transparent huge pages
+                    raise
         return address
 
     def _bind(self) -> None:
-        mask = ctypes.c_ulong(1 << self.locality.node)
-        bits = ctypes.c_ulong(8 * ctypes.sizeof(mask) + 1)  # the kernel subtracts one before it reads the mask
-        failed = _libc.syscall(
-            _SYS_MBIND, ctypes.c_void_p(self.address), ctypes.c_ulong(self.mapped_bytes), _MPOL_BIND,
-            ctypes.byref(mask), bits, _MPOL_MF_STRICT_MOVE,
-        )  # fmt: skip
-        if failed:
-            raise self._error(
-                "could not be bound to its node", "allow the mbind system call, in a container with --cap-add SYS_NICE"
-            )
+        with self._explained("could not be bound to its node", _SYS_NICE.format(call="mbind")):
+            linux.bind(self.address, self.mapped_bytes, self.locality.node)
+
+    def _touch(self) -> None:
+        chunks = range(self.address, self.address + self.mapped_bytes, _TOUCH_CHUNK)
+        end = self.address + self.mapped_bytes
+        cpus = frozenset(self.locality.cpus) & os.sched_getaffinity(0) or os.sched_getaffinity(0)
+        # Only these threads move to the node's CPUs; the caller's own affinity and policy stay as they are.
+        with ThreadPoolExecutor(len(cpus), initializer=os.sched_setaffinity, initargs=(0, cpus)) as threads:
+            list(threads.map(lambda chunk: linux.zero(chunk, min(_TOUCH_CHUNK, end - chunk)), chunks))
 
     def _lock(self) -> None:
-        if _libc.mlock(self.address, self.mapped_bytes):
-            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-            limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
-            raise self._error(
-                f"could not be locked (memlock limit: {limit})",
-                "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1) "
-                "or map fewer layers",
-            )
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
+        remedy = (
+            "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1) "
+            "or map fewer layers"
+        )
+        with self._explained(f"could not be locked (memlock limit: {limit})", remedy):
+            linux.lock(self.address, self.mapped_bytes)
 
     def _verify(self) -> PageReport:
-        count = self.mapped_bytes // PAGE
-        addresses = (ctypes.c_void_p * count)(*range(self.address, self.address + self.mapped_bytes, PAGE))
-        status = (ctypes.c_int * count)()
-        if _libc.syscall(_SYS_MOVE_PAGES, 0, ctypes.c_ulong(count), addresses, None, status, 0):
-            code = ctypes.get_errno()
-            if len(self.locality.nodes) == 1 and code in (errno.EPERM, errno.ENOSYS):
+        huge = _huge_bytes(self.address, self.mapped_bytes)
+        try:
+            by_node = linux.page_nodes(self.address, self.mapped_bytes)
+        except OSError as error:
+            if len(self.locality.nodes) == 1 and error.errno in (errno.EPERM, errno.ENOSYS):
                 # Pages of a machine with one node can lie nowhere else; the audit says that it was not asked.
-                return PageReport(PAGE, {}, f"move_pages: {os.strerror(code)}; the machine has one node")
-            raise self._error(
-                "pages could not be verified",
-                "allow the move_pages system call, in a container with --cap-add SYS_NICE",
-            )
-        by_node = Counter(status)
+                return PageReport(linux.PAGE, {}, f"move_pages: {error.strerror}; the machine has one node", huge)
+            with self._explained("pages could not be verified", _SYS_NICE.format(call="move_pages")):
+                raise
         if set(by_node) != {self.locality.node}:
-            found = ", ".join(f"{n} on {node if node >= 0 else os.strerror(-node)}" for node, n in by_node.items())
-            raise HostMemoryError(
-                f"{self.label}: {self.nbytes:,} bytes belong on NUMA node {self.locality.node}, pages lie: {found}; "
-                "free memory on that node"
+            found = ", ".join(
+                f"{count} on node {node}" if node >= 0 else f"{count} unknown ({os.strerror(-node)})"
+                for node, count in sorted(by_node.items())
             )
-        return PageReport(PAGE, dict(by_node), "")
+            raise HostMemoryError(
+                f"{self.label}: {self.nbytes:,} bytes belong on NUMA node {self.locality.node}, "
+                f"pages lie: {found}; free memory on that node"
+            )
+        return PageReport(linux.PAGE, by_node, "", huge)
 
-    def _error(self, what: str, remedy: str) -> HostMemoryError:
-        reason = os.strerror(ctypes.get_errno())
-        return HostMemoryError(
-            f"{self.label}: {self.nbytes:,} bytes of host memory on NUMA node {self.locality.node} {what}: "
-            f"{reason}; {remedy}"
-        )
+    @contextmanager
+    def _explained(self, what: str, remedy: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HostMemoryError(
+                f"{self.label}: {self.nbytes:,} bytes of host memory on NUMA node {self.locality.node} {what}: "
+                f"{error.strerror}; {remedy}"
+            ) from None
+
+
+def _timed(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _huge_bytes(address: int, nbytes: int) -> int:
+    """Bytes of the range in transparent huge pages, by the kernel's own count for its mappings."""
+    total, inside = 0, False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            first, _, rest = line.partition(" ")
+            if "-" in first:
+                low, high = (int(part, 16) for part in first.split("-"))
+                inside = low < address + nbytes and high > address
+            elif inside and first == "AnonHugePages:":
+                total += int(rest.split()[0]) * 1024
+    return min(total, nbytes)
 
 
 _open_allocations: dict[int, HostAllocation] = {}
@@ -174,6 +246,7 @@ def open_allocations() -> tuple[HostAllocation, ...]:
 
 
 @atexit.register
-def _close_all() -> None:
-    for allocation in open_allocations():
+def close_all() -> None:
+    """Close what is open, the latest first."""
+    for allocation in reversed(open_allocations()):
         allocation.close()

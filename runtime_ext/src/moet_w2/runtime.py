@@ -10,55 +10,65 @@ import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.platforms import current_platform
 
-from . import checkpoint, config, placement, topology
+from . import checkpoint, config, cuda_host, placement, preflight, topology
 from .audit import Audit
-from .errors import UnsupportedError
+from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
 from .host_memory import HostAllocation
 from .layer import Shard, W2Layer
 from .placement import LayerPlan, Placement
+from .topology import Locality
 
 DSPARK_LAYERS = 3
 """Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
 
 
 class W2Runtime:
-    """Configuration, plan, audit and layers of this process."""
+    """Plan, audit and layers of this process.
 
-    def __init__(self, settings: config.W2Config, plan: LayerPlan, device: torch.device) -> None:
-        self.plan, self.device = plan, device
-        # Only a plan that maps layers needs a node: on several nodes an unknown one is an error.
-        self._locality = topology.cpu_locality(settings.mapped_numa_node) if plan.mapped else None
-        self.audit = Audit(settings.audit_path, plan, _describe_device(device, self._locality))
+    Attributes:
+        plan: which layer lives where.
+        device: what computes.
+        locality: the node that mapped layers lie on; None where the plan maps none.
+        audit: the record of what was placed.
+        layers: every W2 layer by its key.
+    """
+
+    def __init__(self, plan: LayerPlan, device: torch.device, locality: Locality | None, audit: Audit) -> None:
+        self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
         """Give a layer its memory, once.
 
         Raises:
-            UnsupportedError: the layer exists already, or mapped placement is asked for on CUDA.
+            UnsupportedError: the layer exists already.
             HostMemoryError: mapped memory could not be had.
         """
         if key in self.layers:
             raise UnsupportedError(f"layer {key} is built twice in one process; W2 keeps one copy of a layer")
+        allocated = self._allocator_bytes()
         where, host = self.plan.placement(key), None
-        if where is Placement.MAPPED and self._locality is not None:
-            host = self._map(key, geometry.nbytes, self._locality)
-            storage = host.tensor()
+        if where is Placement.MAPPED and self.locality is not None:
+            host, storage = self._map(key, geometry.nbytes, self.locality)
         else:
             storage = torch.empty(geometry.nbytes, dtype=torch.uint8, device=self.device)
         layer = W2Layer(key, geometry, where, storage, host, shard)
         self.layers[key] = layer
-        self.audit.created(layer)
+        self.audit.created(layer, self._allocator_bytes() - allocated)
         return layer
 
-    def _map(self, key: int, nbytes: int, locality: topology.Locality) -> HostAllocation:
-        if self.device.type != "cpu":
-            raise UnsupportedError(
-                f"layer {key}: mapped host memory is not yet supported on {self.device.type}; "
-                "unset VLLM_MOE_W2_MAPPED_LAYERS"
-            )
-        return HostAllocation(f"layer {key}", nbytes, locality)
+    def _map(self, key: int, nbytes: int, locality: Locality) -> tuple[HostAllocation, torch.Tensor]:
+        on_cuda = self.device.type == "cuda"
+        registrar = cuda_host.CudaRegistrar() if on_cuda else None
+        host = HostAllocation(f"layer {key}", nbytes, locality, registrar)
+        if host.device_address is None:
+            return host, host.tensor()
+        return host, cuda_host.device_view(host.device_address, nbytes, self.device)
+
+    def _allocator_bytes(self) -> int:
+        """Bytes that torch's allocator has handed out on the device; a CPU has no such allocator."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
 
 @cache
@@ -66,17 +76,32 @@ def get() -> W2Runtime:
     """The process's runtime, built from the environment and the vLLM configuration that is being set up.
 
     Raises:
-        MoetError: the settings, the checkpoint or the combination with other vLLM options is refused.
+        MoetError: the settings, the checkpoint, the host memory or a combination with other vLLM options is
+            refused. Nothing has been loaded yet then.
     """
     vllm_config = get_current_vllm_config()
     _refuse_unsupported(vllm_config)
-    model = vllm_config.model_config
-    if vllm_config.load_config.load_format != "dummy":
-        checkpoint.inspect(model.model)
     settings = config.load()
-    target, draft = model.hf_config.num_hidden_layers, _draft_layers(vllm_config)
-    plan = placement.plan(settings, target, draft)
-    return W2Runtime(settings, plan, torch.device(current_platform.device_type))
+    model = vllm_config.model_config
+    plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
+    report = checkpoint.inspect(model.model)
+    device = torch.device(current_platform.device_type)
+    locality = _locality(settings, device) if plan.mapped else None
+    if locality is not None:
+        whole = report.geometry
+        width = whole.width // vllm_config.parallel_config.tensor_parallel_size
+        share = LayerGeometry(whole.experts, whole.hidden, width)
+        preflight.check(len(plan.mapped) * share.nbytes, locality)
+    return W2Runtime(plan, device, locality, Audit(settings.audit_path, plan, _describe(device, locality)))
+
+
+def _locality(settings: config.W2Config, device: torch.device) -> Locality:
+    if device.type == "cuda":
+        pci = cuda_host.pci_address(torch.cuda.current_device())
+        return topology.gpu_locality(pci, settings.mapped_numa_node, settings.mapped_pci)
+    if settings.mapped_pci is not None:
+        raise ConfigError(f"VLLM_MOE_W2_MAPPED_PCI={settings.mapped_pci}: no GPU computes here; unset it")
+    return topology.cpu_locality(settings.mapped_numa_node)
 
 
 def _draft_layers(vllm_config: VllmConfig) -> int:
@@ -92,17 +117,19 @@ def _refuse_unsupported(vllm_config: VllmConfig) -> None:
         "expert parallelism (--enable-expert-parallel)": parallel.enable_expert_parallel,
         "expert load balancing (--enable-eplb)": parallel.enable_eplb,
         "pipeline parallelism (--pipeline-parallel-size)": parallel.pipeline_parallel_size > 1,
+        "Model Runner V1 (VLLM_USE_V2_MODEL_RUNNER=0, or no Triton)": not vllm_config.use_v2_model_runner,
+        "made-up weights (--load-format dummy)": vllm_config.load_config.load_format == "dummy",
     }
     for what, asked in refusals.items():
         if asked:
             raise UnsupportedError(f"--quantization moet_w2 does not support {what}; serve without it")
 
 
-def _describe_device(device: torch.device, locality: topology.Locality | None) -> dict[str, Any]:
+def _describe(device: torch.device, locality: Locality | None) -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     numa = None
     if locality is not None:
         numa = {"node": locality.node, "nodes": list(locality.nodes), "reason": locality.reason}
-    return {"type": device.type, "name": name, "numa": numa}
+    return {"type": device.type, "name": name, "pci": locality and locality.pci, "numa": numa}
