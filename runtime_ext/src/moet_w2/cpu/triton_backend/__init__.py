@@ -8,6 +8,9 @@ are decorated afterwards become interpreted functions.
 The interpreter is right but slow. Kernels on the path of every token have plain replacements (``..kernels``); the
 interpreter is what every other kernel falls back to, so that a rarely used sampling feature works too.
 
+This is also the earliest point at which this package runs in a vLLM process, before vLLM picks the build of its C
+extension. A limit on the instruction set (VLLM_MOE_W2_CPU_ISA) is therefore imposed here.
+
 On a build of vLLM for another device this package does nothing: the backend never calls itself active, and the
 interpreter stays off.
 """
@@ -24,12 +27,26 @@ def is_cpu_build() -> bool:
 
 
 def choose_interpreter() -> None:
-    """Make every Triton kernel decorated from now on an interpreted one (CPU builds only)."""
-    if not is_cpu_build():
-        return
+    """Make every Triton kernel decorated from now on an interpreted one."""
     from triton import knobs
 
     knobs.runtime.interpret = True
 
 
-choose_interpreter()
+def impose_limit() -> None:
+    """Impose the limit on the instruction set, if the settings name one."""
+    from ... import config
+    from ...errors import MoetError
+    from .. import capability
+
+    try:
+        capability.impose(capability.detect(config.load().cpu_isa))
+    except MoetError:
+        # An error raised here would only make Triton look broken. The plugin reads the same settings a moment later
+        # and reports the same error as itself.
+        return
+
+
+if is_cpu_build():
+    choose_interpreter()
+    impose_limit()
