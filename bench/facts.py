@@ -21,7 +21,8 @@ def provenance() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "commit": _git("rev-parse", "HEAD"),
+        # A GPU host may hold a copy of the tree without its history; whoever copies it says what it is.
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("MOET_BENCH_COMMIT"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "hardware": {
             "cpu": _cpu_model(),
