@@ -28,18 +28,14 @@ class Answer:
     finish_reason: str | None
 
 
-def whole(
-    client: openai.OpenAI, target: Target, question: str, tools: list[dict[str, Any]] | None = None
-) -> Answer:
+def whole(client: openai.OpenAI, target: Target, question: str, tools: list[dict[str, Any]] | None = None) -> Answer:
     """Ask, and take the answer in one piece."""
     choice = client.chat.completions.create(**_request(target, question, tools)).choices[0]
     calls = tuple((call.function.name, call.function.arguments) for call in choice.message.tool_calls or ())
     return Answer(choice.message.content or "", calls, choice.finish_reason)
 
 
-def streamed(
-    client: openai.OpenAI, target: Target, question: str, tools: list[dict[str, Any]] | None = None
-) -> Answer:
+def streamed(client: openai.OpenAI, target: Target, question: str, tools: list[dict[str, Any]] | None = None) -> Answer:
     """Ask, and put the answer together from its stream."""
     content, finish_reason = "", None
     calls: dict[int, list[str]] = {}

@@ -35,10 +35,12 @@ WEATHER_TOOL = {
             "type": "object",
             "properties": {"city": {"type": "string"}},
             "required": ["city"],
-            "additionalProperties": False,
         },
     },
 }
+WEATHER_ARGUMENTS = WEATHER_TOOL["function"]["parameters"] | {"additionalProperties": False}
+"""What the arguments must hold: stricter than what is sent, so that nothing made up passes."""
+
 MARKUP = ("｜DSML｜", "<think>", "</think>", "<｜")
 """Text of the model's own markup that must never reach a client."""
 
@@ -68,9 +70,7 @@ def check_import(context: Context) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CheckFailed(
-            f"moet_w2 and vllm do not import in {sys.executable}: {last}; set up with: make setup"
-        )
+        raise CheckFailed(f"moet_w2 and vllm do not import in {sys.executable}: {last}; set up with: make setup")
     versions = json.loads(done.stdout.strip().splitlines()[-1])
     if "+moet" not in versions["vllm"]:
         raise CheckFailed(f"vllm {versions['vllm']} is not this project's build; set it up with: make setup")
@@ -111,7 +111,7 @@ def check_audit(context: Context) -> dict[str, Any]:
     problems = audit.check(document, target.recipe)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CheckFailed(f"{problems[0]}{more}")
+        raise CheckFailed(f"{problems[0].removeprefix('audit: ')}{more}")
     return {
         "judged": True,
         "mapped_layers": document["allocated_mapped_layers"],
@@ -141,9 +141,7 @@ def check_tool_call(context: Context) -> dict[str, Any]:
         answer = ask(context.client, context.target, WEATHER_QUESTION, [WEATHER_TOOL])
         found[form] = _call(form, answer)
     if found["whole"] != found["streamed"]:
-        raise CheckFailed(
-            f"the streamed call {found['streamed']} differs from the whole one {found['whole']}"
-        )
+        raise CheckFailed(f"the streamed call {found['streamed']} differs from the whole one {found['whole']}")
     name, arguments = found["whole"]
     return {"question": WEATHER_QUESTION, "name": name, "arguments": arguments}
 
@@ -164,21 +162,17 @@ def _call(form: str, answer: Answer) -> tuple[str, dict[str, Any]]:
     function = WEATHER_TOOL["function"]
     if len(answer.calls) != 1:
         said = f" and the text {_shorten(answer.content)}" if answer.content else ""
-        raise CheckFailed(
-            f"{form} answer to {WEATHER_QUESTION!r} has {len(answer.calls)} calls{said}, not one"
-        )
+        raise CheckFailed(f"{form} answer to {WEATHER_QUESTION!r} has {len(answer.calls)} calls{said}, not one")
     name, text = answer.calls[0]
     if name != function["name"]:
         raise CheckFailed(f"{form} answer calls {name!r}, not {function['name']!r}")
     try:
         arguments = json.loads(text)
-        jsonschema.validate(arguments, function["parameters"])
+        jsonschema.validate(arguments, WEATHER_ARGUMENTS)
     except ValueError as error:
         raise CheckFailed(f"{form} call's arguments {_shorten(text)} are not JSON: {error}") from None
     except jsonschema.ValidationError as error:
-        raise CheckFailed(
-            f"{form} call's arguments {_shorten(text)} break the schema: {error.message}"
-        ) from None
+        raise CheckFailed(f"{form} call's arguments {_shorten(text)} break the schema: {error.message}") from None
     if WEATHER_CITY not in arguments["city"]:
         raise CheckFailed(f"{form} call's arguments {_shorten(text)} do not name {WEATHER_CITY}")
     if answer.finish_reason != "tool_calls":

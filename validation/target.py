@@ -70,9 +70,7 @@ def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target
     noted_audit = Path(note.audit_path) if note and note.audit_path else None
     audit_path = args.audit or (noted_audit if note else default_audit)
     return Target(
-        base_url=(
-            args.base_url or (note.base_url if note else f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")
-        ).rstrip("/"),
+        base_url=(args.base_url or (note.base_url if note else f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")).rstrip("/"),
         model=args.model or (note.model if note else recipe.model.served_name),
         recipe=_overridden(recipe, args),
         audit_path=None if args.no_audit else audit_path,
@@ -82,9 +80,7 @@ def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target
 
 
 def _overridden(recipe: Recipe, args: argparse.Namespace) -> Recipe:
-    layers = (
-        {} if args.mapped_layers is None else {"mapped_layers": _keys("--mapped-layers", args.mapped_layers)}
-    )
+    layers = {} if args.mapped_layers is None else {"mapped_layers": _keys("--mapped-layers", args.mapped_layers)}
     numbers = ("max_model_len", "w2_layers", "mapped_bytes")
     numbers = {name: getattr(args, name) for name in numbers if getattr(args, name) is not None}
     w2 = recipe.w2.model_copy(update=layers)
@@ -101,9 +97,7 @@ def _from_flags(args: argparse.Namespace) -> Recipe:
         if getattr(args, name) is None and not (name == "audit" and args.no_audit)
     ]
     if missing:
-        raise ConfigError(
-            f"nothing was served from here and no --recipe is given; give one, or {' '.join(missing)}"
-        )
+        raise ConfigError(f"nothing was served from here and no --recipe is given; give one, or {' '.join(missing)}")
     layers = _keys("--mapped-layers", args.mapped_layers)
     expect = Expect(
         max_model_len=args.max_model_len,

@@ -43,9 +43,7 @@ def test_golden(loaded, tmp_path):
 
 def test_shell_text_is_what_a_shell_runs(loaded, tmp_path):
     rendered = command.render(loaded, command.Overrides(), program="/bin/echo")
-    words = subprocess.run(
-        ["bash", "-c", rendered.shell()], capture_output=True, text=True, check=True
-    ).stdout
+    words = subprocess.run(["bash", "-c", rendered.shell()], capture_output=True, text=True, check=True).stdout
     assert words.split() == " ".join(rendered.argv[1:]).split()
     assert shlex.split(rendered.shell())[0] == "env"
 
@@ -65,9 +63,7 @@ def test_every_override_takes_its_place(loaded):
     )  # fmt: skip
     rendered = command.render(loaded, overrides)
     text = " ".join(rendered.argv)
-    assert text.startswith(
-        "vllm serve /m --served-model-name other --host :: --port 81 --quantization moet_w2 "
-    )
+    assert text.startswith("vllm serve /m --served-model-name other --host :: --port 81 --quantization moet_w2 ")
     assert rendered.env["VLLM_MOE_W2_MAPPED_AUDIT_PATH"] == "/a.json"
     caches = {name: value for name, value in rendered.env.items() if value.startswith("/c/")}
     assert caches == {name: f"/c/{folder}" for name, folder in command.CACHE_FOLDERS.items()}

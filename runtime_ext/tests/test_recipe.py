@@ -163,8 +163,6 @@ def test_geometry_may_be_absent(tmp_path):
     assert recipe.load(write(tmp_path, data)).model.geometry is None
 
 
-@pytest.mark.parametrize(
-    "path", sorted((REPOSITORY / "bench" / "recipes").glob("*.yaml")), ids=lambda p: p.name
-)
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "bench" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
 def test_committed_recipes_are_valid_and_named_by_their_file(path):
     assert recipe.load(path).name == path.stem

@@ -41,9 +41,7 @@ def launch(tmp_path, monkeypatch, capsys):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "vllm").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr(
-        checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 4, 0, GEOMETRY, 1, 1)
-    )
+    monkeypatch.setattr(checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 4, 0, GEOMETRY, 1, 1))
     started = []
 
     def become(program, argv, env):
@@ -167,9 +165,7 @@ def test_refuses_a_layer_key_named_twice(launch):
 
 
 def test_refuses_a_layer_key_the_checkpoint_lacks(launch, monkeypatch):
-    monkeypatch.setattr(
-        checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 3, 0, GEOMETRY, 1, 1)
-    )
+    monkeypatch.setattr(checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 3, 0, GEOMETRY, 1, 1))
     refused(launch(), "layer key 3 is out of range", "target layers 0..2")
 
 

@@ -1,62 +1,41 @@
-"""An audit as a server of the demo recipe writes it."""
+"""An audit as a server of a recipe writes it: recorded by the extension's own code over real allocations."""
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
-from moet_w2 import codebook
+from moet_w2.audit import Audit
+from moet_w2.config import W2Config
+from moet_w2.host_memory import HostAllocation
+from moet_w2.layer import W2Layer
+from moet_w2.placement import Placement, plan
 from moet_w2.recipe import Recipe
+from moet_w2.topology import Locality
 
-PAGE = 4096
+DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
 
 
-def make(recipe: Recipe) -> dict[str, Any]:
+def make(recipe: Recipe) -> dict:
     """A document that holds against its recipe."""
-    layers = [_layer(key, recipe) for key in range(recipe.expect.w2_layers)]
-    mapped = list(recipe.w2.mapped_layers)
-    return {
-        "schema": "moet.audit",
-        "schema_version": 1,
-        "written_unix": 0.0,
-        "pid": 1,
-        "state": "ready",
-        "quantizer": {"abi": codebook.QUANTIZER_ABI, "zero_mode": codebook.ZERO_MODE},
-        "device": {"type": "cpu", "name": "test", "numa": None},
-        "target_layers": recipe.expect.w2_layers,
-        "draft_layers": 0,
-        "configured_mapped_layers": mapped,
-        "allocated_mapped_layers": mapped,
-        "uncorrected_layers": list(recipe.w2.exclude_layers),
-        "mapped_bytes": recipe.expect.mapped_bytes,
-        "w2_bytes": sum(layer["bytes"] for layer in layers),
-        "redundant_gpu_w2_bytes": 0,
-        "layers": layers,
+    config = W2Config(True, recipe.w2.mapped_layers, recipe.w2.exclude_layers)
+    record = Audit(None, plan(config, recipe.expect.w2_layers), DEVICE)
+    geometry = recipe.model.geometry.layer
+    allocations = {
+        key: HostAllocation(f"layer {key}", geometry.nbytes, Locality(0, (0,), "the only node"))
+        for key in recipe.w2.mapped_layers
     }
-
-
-def _layer(key: int, recipe: Recipe) -> dict[str, Any]:
-    geometry = recipe.model.geometry
-    size = geometry.layer.nbytes
-    mapped = key in recipe.w2.mapped_layers
-    host = {
-        "address": PAGE,
-        "locked_bytes": size,
-        "page_bytes": PAGE,
-        "pages_by_node": {"0": size // PAGE},
-        "pages_note": "",
-    }
-    return {
-        "key": key,
-        "placement": "mapped" if mapped else "device",
-        "state": "ready",
-        "correctable": key not in recipe.w2.exclude_layers,
-        "bytes": size,
-        "geometry": geometry.model_dump(),
-        "parts": {
-            name: {"offset": part.offset, "bytes": part.nbytes} for name, part in geometry.layer.parts.items()
-        },
-        "address": PAGE,
-        "redundant_bytes": 0,
-        "first_dispatch_unix": 1.0,
-        "host": host if mapped else None,
-    }
+    layers = [
+        W2Layer(key, geometry, Placement.MAPPED, allocations[key].tensor(), allocations[key])
+        if key in allocations
+        else W2Layer(key, geometry, Placement.DEVICE, torch.zeros(geometry.nbytes, dtype=torch.uint8), None)
+        for key in range(recipe.expect.w2_layers)
+    ]
+    for layer in layers:
+        record.created(layer, 0)
+    for layer in layers:
+        record.loaded(layer, redundant_bytes=0)
+    document = record.document()
+    del layers
+    for allocation in allocations.values():
+        allocation.close()
+    return document

@@ -34,10 +34,10 @@ class Behaviour:
 
 
 @contextmanager
-def serve(behaviour: Behaviour) -> Iterator[str]:
-    """Run the server on a free port of this machine; yields its base URL."""
+def serve(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
+    """Run the server on this machine, on a free port unless one is given; yields its base URL."""
     handler = type("Handler", (_Handler,), {"behaviour": behaviour})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = OVERRIDES_HELP
     parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="what to serve (YAML)")
     parser.add_argument("--root", type=Path, metavar="DIR", help="where the recipe's relative paths start")
-    parser.add_argument(
-        "--stock", action="store_true", help="vLLM's own experts instead of W2, all else equal"
-    )
+    parser.add_argument("--stock", action="store_true", help="vLLM's own experts instead of W2, all else equal")
     parser.add_argument("--dry-run", action="store_true", help="print the command; look at nothing else")
     parser.add_argument("--print", choices=("shell", "json"), default="shell", help="form of the command")
 
@@ -58,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.dry_run:
             check(recipe, rendered, os.environ)
             if not program.is_file():
-                raise ConfigError(
-                    f"{program} does not exist; set up the serving environment with: make setup"
-                )
+                raise ConfigError(f"{program} does not exist; set up the serving environment with: make setup")
         document = json.dumps(rendered.document(), indent=2)
         print(document if args.print == "json" else rendered.shell(), flush=True)
         if args.dry_run:
@@ -82,9 +78,7 @@ def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str])
     """
     if not rendered.model_path.is_dir():
         folder = rendered.model_path
-        raise CheckpointError(
-            f"model folder {folder} does not exist; set MODEL_PATH to the checkpoint's folder"
-        )
+        raise CheckpointError(f"model folder {folder} does not exist; set MODEL_PATH to the checkpoint's folder")
     _check_checkpoint(recipe, rendered)
     _check_settings(rendered, environ)
     _check_port(rendered.host, rendered.port)
@@ -115,9 +109,7 @@ def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
     report = checkpoint.inspect(rendered.model_path)
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
-        raise RecipeError(
-            f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}"
-        )
+        raise RecipeError(f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}")
     # Keys against this very checkpoint: the recipe could only hold them against its own w2_layers.
     placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, report.draft_layers)
 

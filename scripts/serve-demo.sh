@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Serves the tiny checkpoint of demo/ on the CPU as bench/recipes/demo-cpu.yaml says.
+#   serve-demo.sh [OPTION...]               in the foreground, until Ctrl-C; options go to `moet serve`
+#   serve-demo.sh --background [OPTION...]  returns when the server is ready, or fails with the end of its log
+#   serve-demo.sh --stop                    stops the server that --background started, and waits for its end
+# Variables: PORT, HOST, MODEL_PATH and the others of `moet serve --help`; MOET_RUN_DIR (default
+# .native/run/demo) holds server.pid, server.log and audit.json; MOET_READY_SECONDS
+# (default 300) and MOET_STOP_SECONDS (default 30) bound the waiting.
+# Exit status: 0 done, 1 the server did not start or stop as it should, 2 bad input.
+set -euo pipefail
+# shellcheck source=scripts/lib/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+# shellcheck source=scripts/lib/serving.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/serving.sh"
+
+RECIPE="$MOET_ROOT/bench/recipes/demo-cpu.yaml"
+RUN_DIR="${MOET_RUN_DIR:-$MOET_ROOT/.native/run/demo}"
+PID_FILE="$RUN_DIR/server.pid"
+LOG="$RUN_DIR/server.log"
+STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
+
+start() {
+  local env="$1" url pid seconds
+  shift
+  if [[ -f "$PID_FILE" ]] && alive "$(<"$PID_FILE")"; then
+    die 1 "a server already runs here (process $(<"$PID_FILE")); stop it with scripts/serve-demo.sh --stop"
+  fi
+  url="$("$env/bin/moet" serve --recipe "$RECIPE" --dry-run --print json "$@" \
+    | "$env/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["base_url"])')"
+  mkdir -p "$RUN_DIR"
+  setsid "$env/bin/moet" serve --recipe "$RECIPE" "$@" >"$LOG" 2>&1 </dev/null &
+  pid=$!
+  printf '%s\n' "$pid" >"$PID_FILE"
+  trap 'stop "$env" || true' EXIT
+  if ! seconds="$(PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready \
+    --base-url "$url" --timeout "${MOET_READY_SECONDS:-300}" --pid "$pid")"; then
+    tail -n 25 "$LOG" >&2
+    die 1 "the server did not become ready; all of its log: $LOG"
+  fi
+  trap - EXIT
+  printf 'ready after %s s at %s (process %s, log %s)\n' "$seconds" "$url" "$pid" "$LOG"
+}
+
+stop() {
+  local env="$1" status=0
+  [[ -f "$PID_FILE" ]] || {
+    note "no server was started here with --background"
+    return 0
+  }
+  "$env/bin/python" "$MOET_ROOT/scripts/lib/stop_session.py" "$(<"$PID_FILE")" "$STOP_SECONDS" || status=$?
+  rm -f "$PID_FILE"
+  return "$status"
+}
+
+main() {
+  local env
+  env="$(serving_env)"
+  export W2_AUDIT_PATH="${W2_AUDIT_PATH:-$RUN_DIR/audit.json}"
+  case "${1:-}" in
+    --background)
+      shift
+      start "$env" "$@"
+      ;;
+    --stop) stop "$env" ;;
+    *) exec "$env/bin/moet" serve --recipe "$RECIPE" "$@" ;;
+  esac
+}
+
+main "$@"

@@ -1,0 +1,196 @@
+"""serve-demo.sh, demo.sh and what stops a server: honest exit codes, one clear line, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from audit_document import make
+from conftest import REPOSITORY, clean_environment, free_port
+
+from moet_w2 import recipe
+
+sys.path.insert(0, str(REPOSITORY / "scripts" / "lib"))
+import stop_session
+
+RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
+V2 = "INFO Using V2 Model Runner"
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    """Runs a script with `moet serve` replaced by the fake server; every answer and log line can be spoiled."""
+    fake = tmp_path / "env" / "bin"
+    fake.mkdir(parents=True)
+    for name, words in (("python", ""), ("moet", f" {Path(__file__).with_name('fake_moet.py')}")):
+        (fake / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
+        (fake / name).chmod(0o755)
+    (tmp_path / "audit.json").write_text(json.dumps(make(recipe.load(RECIPE))))
+
+    def run(name: str, *words: str, behaviour: dict | None = None, log: str = V2, **more: str):
+        environment = clean_environment(
+            MOET_ENV=str(tmp_path / "env"),
+            MOET_RUN_DIR=str(tmp_path / "run"),
+            PORT=more.pop("PORT", str(free_port())),
+            FAKE_AUDIT=str(tmp_path / "audit.json"),
+            FAKE_BEHAVIOUR=json.dumps(behaviour or {}),
+            FAKE_LOG=log,
+            PYTHONPATH=str(REPOSITORY),
+            **more,
+        )
+        script = REPOSITORY / "scripts" / name
+        return subprocess.run([script, *words], env=environment, capture_output=True, text=True, timeout=120)
+
+    yield run
+    run("serve-demo.sh", "--stop")
+
+
+def leaders() -> set[str]:
+    """Fake servers that run."""
+    found = set()
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = cmdline.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.endswith(b"fake_moet.py") for word in words):
+            found.add(cmdline.parent.name)
+    return found
+
+
+def test_demo_says_what_it_did_and_stops(scripts):
+    before = leaders()
+    done = scripts("demo.sh")
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in ("ready after ", "Using V2 Model Runner", '"28"', '{"city": "Paris"}', "mapped layers    2, 3"):
+        assert text in done.stdout
+    assert done.stdout.endswith("stopped; everything holds\n")
+    assert leaders() == before
+
+
+def test_demo_fails_when_a_check_fails(scripts):
+    before = leaders()
+    done = scripts("demo.sh", behaviour={"answer": "29"})
+    assert done.returncode == 1
+    assert "validate: FAIL: arithmetic: " in done.stderr and "everything holds" not in done.stdout
+    assert leaders() == before
+
+
+def test_demo_fails_on_another_runner(scripts):
+    before = leaders()
+    done = scripts("demo.sh", log="INFO Using V1 Model Runner")
+    assert done.returncode == 1
+    assert done.stderr == "demo.sh: error: the server's log does not say 'Using V2 Model Runner'\n"
+    assert leaders() == before
+
+
+def test_background_then_stop(scripts, tmp_path):
+    done = scripts("serve-demo.sh", "--background")
+    assert done.returncode == 0 and done.stdout.startswith("ready after ")
+    pid = int((tmp_path / "run" / "server.pid").read_text())
+    assert pid in stop_session.members(pid)
+    again = scripts("serve-demo.sh", "--background")
+    assert again.returncode == 1 and f"already runs here (process {pid})" in again.stderr
+    assert scripts("serve-demo.sh", "--stop").returncode == 0
+    assert stop_session.members(pid) == []
+    once_more = scripts("serve-demo.sh", "--stop")
+    assert once_more.returncode == 0 and "no server was started here" in once_more.stderr
+
+
+def test_background_reports_why_a_server_did_not_start(tmp_path):
+    """With the real launcher: its one line comes through, at once, and no process file stays."""
+    environment = clean_environment(
+        MOET_RUN_DIR=str(tmp_path), MODEL_PATH=str(tmp_path / "absent"), PORT=str(free_port())
+    )
+    start = time.monotonic()
+    done = subprocess.run(
+        [REPOSITORY / "scripts" / "serve-demo.sh", "--background"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and time.monotonic() - start < 30
+    assert f"moet: error: model folder {tmp_path}/absent does not exist" in done.stderr
+    assert f"did not become ready; all of its log: {tmp_path}/server.log" in done.stderr
+    assert not (tmp_path / "server.pid").exists()
+
+
+def test_background_stops_a_server_that_is_late(scripts, tmp_path):
+    before = leaders()
+    done = scripts("serve-demo.sh", "--background", behaviour={"health_status": 503}, MOET_READY_SECONDS="2")
+    assert done.returncode == 1 and "gave no 200 within 2 s" in done.stderr
+    assert leaders() == before
+
+
+@pytest.mark.parametrize("name", ["serve-demo.sh", "validate-api.sh", "demo.sh"])
+def test_without_an_environment_setup_is_named(scripts, name, tmp_path):
+    environment = clean_environment(MOET_ENV=str(tmp_path / "nowhere"))
+    done = subprocess.run([REPOSITORY / "scripts" / name], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"{name}: error: no environment at {tmp_path}/nowhere; make it with: make setup\n"
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_ignores_the_request_to_stop_is_killed_and_said():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "up\n"
+        assert len(stop_session.members(process.pid)) == 2
+        killed = stop_session.stop(process.pid, patience=0.5)
+        assert len(killed) == 2 and process.pid in killed
+        assert stop_session.members(process.pid) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_of_another_session_is_left_alone():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        words = [sys.executable, REPOSITORY / "scripts" / "lib" / "stop_session.py", str(process.pid), "1"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 2 and "leads no session of its own; it is left alone" in done.stderr
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_stop_says_when_it_had_to_kill(scripts, monkeypatch):
+    scripts("serve-demo.sh", "--background", FAKE_STUBBORN="1")
+    done = scripts("serve-demo.sh", "--stop", MOET_STOP_SECONDS="1")
+    assert done.returncode == 1 and "not gone 1 s after SIGTERM, killed: " in done.stderr
+
+
+def test_interrupt_while_waiting_stops_the_server(tmp_path, scripts):
+    before = leaders()
+    environment = clean_environment(
+        MOET_ENV=str(tmp_path / "env"),
+        MOET_RUN_DIR=str(tmp_path / "run"),
+        PORT=str(free_port()),
+        FAKE_AUDIT=str(tmp_path / "audit.json"),
+        FAKE_BEHAVIOUR='{"health_status": 503}',
+        FAKE_LOG=V2,
+        PYTHONPATH=str(REPOSITORY),
+    )
+    process = subprocess.Popen([REPOSITORY / "scripts" / "demo.sh"], env=environment, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not leaders() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert leaders() - before
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C reaches every process of a terminal
+    assert process.wait(timeout=60) != 0
+    assert leaders() == before
