@@ -1,0 +1,1 @@
+"""Maker of the demo checkpoint: data, tokenizer, training, export and evaluation."""
