@@ -20,8 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "scripts" / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "lib"))
 
 import fetch
 import ledger
@@ -30,6 +29,7 @@ import stamp
 from build_errors import OK, BuildError
 from series_format import SeriesPatch, read_dropped, read_series
 
+HERE = Path(__file__).resolve().parent
 GENERATOR_VERSION = 1
 FILES = "FILES.txt"
 SOURCE = "SOURCE.txt"
@@ -53,7 +53,7 @@ def generate(patch_dir: Path, source_root: Path, pins: pin_table.Pins) -> dict[s
     entries, diffs = [], []
     for change in changes:
         diff = unified(change)
-        hunks = diff.partition("\n@@ ")[2].splitlines()
+        hunks = diff.partition("\n@@")[2].splitlines()[1:]
         added = sum(line.startswith("+") for line in hunks)
         removed = sum(line.startswith("-") for line in hunks)
         entries.append(

@@ -67,8 +67,8 @@ def check_wheel_variant(pins: pin_table.Pins, variant: str, native: Path = NATIV
     """--check of cpu and cuda: report whether the environment is the one that the tree asks for."""
     require_platform(pins)
     lockfile.check(pins, variant)
-    want = venvs.wanted(pins, variant, wheels.inputs_digest(pins, variant))
-    if not venvs.is_ready(native, want):
+    built = wheels.current(pins, variant, native)
+    if built is None or not venvs.is_ready(native, venvs.wanted(pins, variant, built.sha256)):
         print(f"build: .native/venv-{variant} is missing or not of these pins, patch and extension")
         return FAILED
     facts = import_check.run(venvs.link_path(native, variant) / "bin" / "python", pins, variant)

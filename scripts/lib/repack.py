@@ -21,6 +21,7 @@ from build_errors import BuildError
 from fetch import sha256_of
 
 DISTRIBUTION = "vllm"
+ZIP_EPOCH = "315532800"  # 1980-01-01, the first date a zip can hold: equal inputs give an equal wheel
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _require(tree: Path, entry: ledger.Entry, expected: str, when: str, patch: P
 
 
 def _wheel_tool(recipe: Recipe, *arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, recipe.tool_wheels))}
+    path = os.pathsep.join(map(str, recipe.tool_wheels))
+    environment = {**os.environ, "PYTHONPATH": path, "SOURCE_DATE_EPOCH": ZIP_EPOCH}
     done = subprocess.run([sys.executable, "-m", "wheel", *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]

@@ -47,12 +47,12 @@ class Wanted:
         return {"variant": self.variant, "base": self.base, "extension": self.extension}
 
 
-def wanted(pins: pin_table.Pins, variant: str, wheel_digest: str) -> Wanted:
+def wanted(pins: pin_table.Pins, variant: str, wheel_sha256: str) -> Wanted:
     """Digests of the inputs. The tree's own place counts: an environment cannot be moved."""
     base = stamp.digest(
         [
             ("layout", LAYOUT),
-            ("wheel", wheel_digest),
+            ("wheel", wheel_sha256),
             ("lock", lockfile.lock_path(variant)),
             ("torch.git", pins.get("torch.git")),
             ("python", sys.version),
@@ -79,7 +79,7 @@ def is_ready(native: Path, want: Wanted) -> bool:
 def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str) -> bool:
     """Make the environment if it is not ready. Returns whether anything was done."""
     lockfile.check(pins, variant)
-    want = wanted(pins, variant, built.digest)
+    want = wanted(pins, variant, built.sha256)
     if is_ready(native, want):
         return False
     require_python(pins, variant)

@@ -19,10 +19,10 @@ TOOLS = ("tools.wheel", "tools.packaging")
 
 @dataclass(frozen=True)
 class Built:
-    """A finished wheel and the digest of what it was made from."""
+    """A finished wheel and its sha256."""
 
     path: Path
-    digest: str
+    sha256: str
 
 
 def inputs_digest(pins: pin_table.Pins, variant: str, patch_dir: Path = PATCH_DIR) -> str:
@@ -35,19 +35,29 @@ def inputs_digest(pins: pin_table.Pins, variant: str, patch_dir: Path = PATCH_DI
     return stamp.digest([*parts, ("version", pins.our_version(variant))])
 
 
+def current(pins: pin_table.Pins, variant: str, native: Path, patch_dir: Path = PATCH_DIR) -> Built | None:
+    """The wheel at hand if it is whole and of these inputs. Reads all of it."""
+    note = native / "dist" / f"vllm-{variant}.json"
+    try:
+        known = json.loads(note.read_text())
+        wheel, inputs, sha256 = (known[name] for name in ("wheel", "inputs", "sha256"))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    path = note.with_name(wheel)
+    if inputs != inputs_digest(pins, variant, patch_dir) or not path.is_file():
+        return None
+    return Built(path, sha256) if fetch.sha256_of(path) == sha256 else None
+
+
 def build(pins: pin_table.Pins, variant: str, native: Path, patch_dir: Path = PATCH_DIR) -> Built:
     """Return the wheel of this variant, building it if the one at hand is of other inputs or damaged."""
     for path in (patch_dir / pins.patch_name(), patch_dir / "FILES.txt"):
         if not path.is_file():
             raise BuildError(f"{path} is missing; run `make patch`")
-    digest = inputs_digest(pins, variant, patch_dir)
+    if found := current(pins, variant, native, patch_dir):
+        return found
     dist = native / "dist"
     note = dist / f"vllm-{variant}.json"
-    if note.is_file():
-        known = json.loads(note.read_text())
-        wheel = dist / known["wheel"]
-        if known["digest"] == digest and wheel.is_file() and fetch.sha256_of(wheel) == known["sha256"]:
-            return Built(wheel, digest)
     note.unlink(missing_ok=True)
     cache = fetch.cache_dir()
     print(f"build: making the {variant} wheel of vllm {pins.our_version(variant)}", file=sys.stderr)
@@ -60,8 +70,10 @@ def build(pins: pin_table.Pins, variant: str, native: Path, patch_dir: Path = PA
         tool_wheels=tuple(fetch.fetch(pins.artifact(tool), cache) for tool in TOOLS),
     )
     wheel = repack.repack(recipe, native / "work" / variant, dist)
-    content = {"wheel": wheel.name, "digest": digest, "sha256": fetch.sha256_of(wheel)}
+    built = Built(wheel, fetch.sha256_of(wheel))
+    inputs = inputs_digest(pins, variant, patch_dir)
     temporary = note.with_suffix(".new")
+    content = {"wheel": wheel.name, "inputs": inputs, "sha256": built.sha256}
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     temporary.replace(note)
-    return Built(wheel, digest)
+    return built
