@@ -20,7 +20,7 @@ def provenance() -> dict[str, Any]:
     """Hardware, versions, commit and command of the running benchmark, JSON-serialisable."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *_arguments(sys.argv[1:])]),
         # A GPU host may hold a copy of the tree without its history; whoever copies it says what it is.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("MOET_BENCH_COMMIT"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -32,7 +32,7 @@ def provenance() -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            "kernel": platform.release(),
+            "kernel": platform.release().partition("-")[0],
             **{name: _version(name) for name in ("torch", "vllm", "moet-w2")},
         },
     }
@@ -42,6 +42,16 @@ def write(path: Path, results: dict[str, Any]) -> None:
     """Write a result file: provenance first, then the results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"provenance": provenance(), **results}, indent=2) + "\n")
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """The command line without --out: where a result was written to is nobody else's business."""
+    kept, skip = [], False
+    for argument in given:
+        if not skip and argument.partition("=")[0] != "--out":
+            kept.append(argument)
+        skip = argument == "--out"
+    return kept
 
 
 def _git(*arguments: str) -> str | None:

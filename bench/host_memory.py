@@ -2,10 +2,12 @@
 
     python bench/host_memory.py [--layers N] [--quick] [--out FILE]
 
-Allocates layers of the real geometry the way the server does, then measures, in this one run:
-allocation and registration with and without huge pages; a read kernel over mapped memory, over a plain
-``pin_memory()`` tensor and over device memory; the copy engine's host-to-device rate; and a captured graph
-that reads the mapped bytes 1,000 times after every Python object that made them is gone. About a minute.
+Allocates layers of the real geometry the way the server does, with and without huge pages, then measures in
+turns, in this one run: a read kernel over each, over a plain ``pin_memory()`` tensor and over device memory, and
+the copy engine's host-to-device rate. Then a captured graph reads the mapped bytes 1,000 times after every Python
+object that made them is gone. About a minute; 16 GiB of lockable memory. For compute-sanitizer:
+
+    compute-sanitizer --tool memcheck --report-api-errors no python bench/host_memory.py --quick
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import ctypes
 import gc
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,33 +27,35 @@ from cuda_probe import Probe
 
 from moet_w2 import cuda_host, preflight, topology
 from moet_w2.geometry import LayerGeometry
-from moet_w2.host_memory import HostAllocation, close_all, open_allocations
+from moet_w2.host_memory import HostAllocation, close_all
 
 LAYER = LayerGeometry(experts=256, hidden=4096, width=2048)
 BLOCKS, THREADS = 1056, 256  # 8 blocks on each of an H200's 132 multiprocessors
 REPLAYS = 1000
 
+Ranges = list[tuple[int, int]]
+"""Device address and bytes of each."""
 
-def allocate(count: int, nbytes: int, locality: topology.Locality, huge: bool) -> dict[str, Any]:
-    """Make ``count`` layers and leave them open; totals of the seconds of each step, and their proof."""
+
+def allocate(count: int, nbytes: int, locality: topology.Locality, huge: bool) -> tuple[Ranges, dict[str, Any]]:
+    """Make ``count`` layers and leave them open; where the device sees them, and what they cost."""
     before = _status()
     made = [
         HostAllocation(f"layer {number}", nbytes, locality, cuda_host.CudaRegistrar(), huge_pages=huge)
         for number in range(count)
     ]
     after = _status()
-    pages: dict[str, int] = {}
+    pages: Counter[str] = Counter()
     for each in made:
-        for node, number in each.pages.by_node.items():
-            pages[str(node)] = pages.get(str(node), 0) + number
-    return {
+        pages.update({str(node): number for node, number in each.pages.by_node.items()})
+    return [(each.device_address, each.nbytes) for each in made], {
         "huge_pages_asked": huge,
         "bytes": count * nbytes,
         "touch_seconds": sum(each.seconds.touch for each in made),
         "lock_seconds": sum(each.seconds.lock for each in made),
         "register_seconds": sum(each.seconds.register for each in made),
         "huge_bytes": sum(each.pages.huge_bytes for each in made),
-        "pages_by_node": pages,
+        "pages_by_node": dict(pages),
         "page_bytes": made[0].pages.page_bytes,
         "locked_growth": after["VmLck"] - before["VmLck"],
         "resident_growth": after["VmRSS"] - before["VmRSS"],
@@ -74,47 +79,49 @@ class Reader:
         self.enqueue(address, nbytes, out)
         return int(out)
 
-    def rate(self, ranges: list[tuple[int, int]], repeats: int) -> float:
-        """Median GB/s (1e9 bytes) of reading the ranges one after another."""
+    def read(self, ranges: Ranges) -> Callable[[], None]:
+        """Work that reads the ranges one after another."""
         out = torch.zeros(1, dtype=torch.int64, device="cuda")
 
         def work() -> None:
             for address, nbytes in ranges:
                 self.enqueue(address, nbytes, out)
 
-        return sum(nbytes for _, nbytes in ranges) / _median_seconds(work, repeats) / 1e9
+        return work
 
 
-def _median_seconds(work: Callable[[], None], repeats: int) -> float:
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(seconds)
+def rates(works: dict[str, tuple[int, Callable[[], None]]], repeats: int) -> dict[str, float]:
+    """Median GB/s (1e9 bytes) of each work, ``name -> (bytes, work)``, taken in turns so that drift hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(repeats + 1):
+        for name, (_, work) in works.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            if number:  # the first round warms up
+                seconds[name].append(start.elapsed_time(end) / 1e3)
+    return {name: nbytes / statistics.median(seconds[name]) / 1e9 for name, (nbytes, _) in works.items()}
 
 
-def fill(seed: int) -> list[int]:
-    """Write random bytes into every open allocation through its device pointer; the words' sum of each."""
+def fill(ranges: Ranges, seed: int) -> list[int]:
+    """Write random bytes through the device pointers; the sum of each range's 32-bit words."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     sums = []
-    for each in open_allocations():
-        view = cuda_host.device_view(each.device_address, each.nbytes, torch.device("cuda"))
-        source = torch.randint(
-            -(2**31), 2**31, (each.nbytes // 4,), dtype=torch.int32, device="cuda", generator=generator
-        )
+    for address, nbytes in ranges:
+        view = cuda_host.device_view(address, nbytes, torch.device("cuda"))
+        source = torch.randint(-(2**31), 2**31, (nbytes // 4,), dtype=torch.int32, device="cuda", generator=generator)
         view.copy_(source.view(torch.uint8))
         sums.append(int((source.long() & 0xFFFFFFFF).sum()))
     return sums
 
 
-def graph_outlives_its_makers(reader: Reader, nbytes: int, replays: int) -> dict[str, Any]:
-    """Capture a read of every allocation, drop all Python objects, replay; count replays that saw other bytes."""
-    ranges = [(each.device_address, nbytes) for each in open_allocations()]
+def replay_after_makers_are_gone(reader: Reader, ranges: Ranges, replays: int) -> dict[str, Any]:
+    """Capture a read of every range, collect what no name holds, replay; count replays that saw other bytes.
+
+    The allocations' Python objects belong to functions that have returned: only the package keeps the memory.
+    """
     expected = torch.tensor([reader.sum(*one) for one in ranges], device="cuda")
     sums, wrong = torch.zeros_like(expected), torch.zeros(1, dtype=torch.int64, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -124,28 +131,10 @@ def graph_outlives_its_makers(reader: Reader, nbytes: int, replays: int) -> dict
             reader.enqueue(address, size, sums[number : number + 1])
         wrong += (sums != expected).any()
     gc.collect()
-    # What the constructors gave out is gone by now; only the module's own table keeps the memory.
     for _ in range(replays):
         graph.replay()
     torch.cuda.synchronize()
-    return {"replays": replays, "bytes_a_replay": len(ranges) * nbytes, "wrong_replays": int(wrong)}
-
-
-def pinned_tensor(reader: Reader, nbytes: int, repeats: int) -> dict[str, Any]:
-    """The same read over ``torch.empty(..., pin_memory=True)``, and what the host paid for it."""
-    before = _status()
-    tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    tensor.view(torch.int64).random_()
-    grown = _status()["VmRSS"] - before["VmRSS"]
-    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-    copy = _median_seconds(lambda: target.copy_(tensor, non_blocking=True), repeats)
-    return {
-        "bytes": nbytes,
-        "resident_growth": grown,
-        "read_gb_per_s": reader.rate([(tensor.data_ptr(), nbytes)], repeats),
-        "h2d_copy_gb_per_s": nbytes / copy / 1e9,
-        "device_read_gb_per_s": reader.rate([(target.data_ptr(), nbytes)], repeats),
-    }
+    return {"replays": replays, "bytes_a_replay": sum(size for _, size in ranges), "wrong_replays": int(wrong)}
 
 
 def _status() -> dict[str, int]:
@@ -156,20 +145,32 @@ def _status() -> dict[str, int]:
 
 def measure(layers: int, nbytes: int, repeats: int, replays: int) -> dict[str, Any]:
     locality = topology.gpu_locality(cuda_host.pci_address(torch.cuda.current_device()))
-    preflight.check(layers * nbytes, locality)
+    preflight.check(2 * layers * nbytes, locality)
     reader = Reader()
-    small = allocate(layers, nbytes, locality, huge=False)
-    fill(0)
-    small["read_gb_per_s"] = reader.rate([(e.device_address, e.nbytes) for e in open_allocations()], repeats)
-    close_all()
-    small["locked_after_close"] = _status()["VmLck"]
-    huge = allocate(layers, nbytes, locality, huge=True)
-    sums = fill(1)
-    ranges = [(e.device_address, e.nbytes) for e in open_allocations()]
-    huge["read_gb_per_s"] = reader.rate(ranges, repeats)
-    right = [reader.sum(*one) for one in ranges] == sums
-    pinned = pinned_tensor(reader, nbytes, repeats)
-    graph = graph_outlives_its_makers(reader, min(nbytes, 64 << 20), replays)
+    small_ranges, small = allocate(layers, nbytes, locality, huge=False)
+    huge_ranges, huge = allocate(layers, nbytes, locality, huge=True)
+    checksums_right = all(
+        [reader.sum(*one) for one in ranges] == fill_sums
+        for ranges, fill_sums in [(r, fill(r, seed)) for seed, r in enumerate((small_ranges, huge_ranges))]
+    )
+    before = _status()["VmRSS"]
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    pinned.view(torch.int64).random_()
+    pinned_growth = _status()["VmRSS"] - before
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    total = layers * nbytes
+    gb_per_s = rates(
+        {
+            "mapped_small_pages": (total, reader.read(small_ranges)),
+            "mapped_huge_pages": (total, reader.read(huge_ranges)),
+            "pin_memory_tensor": (nbytes, reader.read([(pinned.data_ptr(), nbytes)])),
+            "h2d_copy": (nbytes, lambda: target.copy_(pinned, non_blocking=True)),
+            "device_memory": (nbytes, reader.read([(target.data_ptr(), nbytes)])),
+        },
+        repeats,
+    )
+    parts = [(address, min(size, 64 << 20)) for address, size in small_ranges + huge_ranges]
+    graph = replay_after_makers_are_gone(reader, parts, replays)
     close_all()
     return {
         "benchmark": "host_memory",
@@ -178,10 +179,13 @@ def measure(layers: int, nbytes: int, repeats: int, replays: int) -> dict[str, A
         "locality": {"node": locality.node, "nodes": list(locality.nodes), "reason": locality.reason},
         "small_pages": small,
         "huge_pages": huge,
-        "checksums_right": right,
-        "pin_memory": pinned,
-        "mapped_to_copy_ratio": huge["read_gb_per_s"] / pinned["h2d_copy_gb_per_s"],
-        "mapped_to_pin_memory_ratio": huge["read_gb_per_s"] / pinned["read_gb_per_s"],
+        "pin_memory_resident_growth": pinned_growth,
+        "checksums_right": checksums_right,
+        "gb_per_s": gb_per_s,
+        "ratio_to_copy": {
+            name: gb_per_s[name] / gb_per_s["h2d_copy"]
+            for name in ("mapped_small_pages", "mapped_huge_pages", "pin_memory_tensor")
+        },
         "graph": graph,
         "locked_after_close": _status()["VmLck"],
     }

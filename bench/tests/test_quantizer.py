@@ -27,3 +27,8 @@ def test_a_result_file_says_where_it_came_from(tmp_path: Path) -> None:
     assert document["benchmark"] == "quantizer"
     assert provenance["hardware"]["cores"] >= 1 and provenance["versions"]["torch"]
     assert provenance["command"].startswith("python ")
+
+
+def test_the_command_is_kept_without_the_place_it_wrote_to() -> None:
+    assert facts._arguments(["--layers", "4", "--out", "/a/b.json", "--quick"]) == ["--layers", "4", "--quick"]
+    assert facts._arguments(["--out=/a/b.json", "x"]) == ["x"]
