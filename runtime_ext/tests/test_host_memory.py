@@ -247,6 +247,36 @@ def test_a_process_that_ends_leaves_nothing_and_the_next_starts_at_once(ending: 
             assert process.returncode == (0 if ending == "exit" else -signal.SIGKILL)
 
 
+def test_a_multiprocessing_child_closes_on_its_way_out() -> None:
+    """vLLM's workers are such children."""
+    code = """
+        import multiprocessing
+        from moet_w2 import host_memory
+        from moet_w2.topology import Locality
+
+        class Told:
+            def register(self, address, nbytes):
+                return address
+            def unregister(self, address):
+                print("unregistered", flush=True)
+
+        def work():
+            allocate()
+
+        def allocate():
+            return host_memory.HostAllocation("layer 1", 4096, Locality(0, (0,), "the only node"), Told())
+
+        if __name__ == "__main__":
+            allocate()
+            child = multiprocessing.get_context("fork").Process(target=work)
+            child.start()
+            child.join()
+            print("child ended", flush=True)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines() == ["unregistered", "child ended", "unregistered"], out.stderr
+
+
 def test_closing_all_goes_backwards(monkeypatch) -> None:
     closed: list[str] = []
     monkeypatch.setattr(host_memory, "_open_allocations", {})

@@ -17,7 +17,6 @@ because a captured graph holds a bare pointer. What is still open when the proce
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import errno
 import os
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from typing import Protocol
 
 import torch
@@ -125,7 +125,7 @@ class HostAllocation:
                 undo.callback(registrar.unregister, self.address)
             self.seconds = Seconds(touch, lock, time.perf_counter() - start)
             self._undo = undo.pop_all()
-        _open_allocations[self.address] = self
+        _keep(self)
 
     def tensor(self) -> torch.Tensor:
         """uint8 ``[nbytes]`` over the allocation, on the CPU. It does not own the memory.
@@ -238,6 +238,19 @@ def _huge_bytes(address: int, nbytes: int) -> int:
 
 
 _open_allocations: dict[int, HostAllocation] = {}
+_owner: int | None = None  # process id that the table and the finalizer belong to
+
+
+def _keep(allocation: HostAllocation) -> None:
+    """Enter an allocation in the table, and see that the table is closed when this process ends."""
+    global _owner
+    if _owner != os.getpid():
+        # A forked child neither owns what its parent allocated nor inherits its finalizers. Finalize instead of
+        # atexit, because vLLM's workers are multiprocessing children, which end without running atexit.
+        _owner = os.getpid()
+        _open_allocations.clear()
+        Finalize(None, close_all, exitpriority=0)
+    _open_allocations[allocation.address] = allocation
 
 
 def open_allocations() -> tuple[HostAllocation, ...]:
@@ -245,7 +258,6 @@ def open_allocations() -> tuple[HostAllocation, ...]:
     return tuple(_open_allocations.values())
 
 
-@atexit.register
 def close_all() -> None:
     """Close what is open, the latest first."""
     for allocation in reversed(open_allocations()):

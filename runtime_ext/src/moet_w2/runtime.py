@@ -85,7 +85,7 @@ def get() -> W2Runtime:
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
     report = checkpoint.inspect(model.model)
-    device = torch.device(current_platform.device_type)
+    device = _device()
     locality = _locality(settings, device) if plan.mapped else None
     if locality is not None:
         whole = report.geometry
@@ -95,9 +95,14 @@ def get() -> W2Runtime:
     return W2Runtime(plan, device, locality, Audit(settings.audit_path, plan, _describe(device, locality)))
 
 
+def _device() -> torch.device:
+    kind = current_platform.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
 def _locality(settings: config.W2Config, device: torch.device) -> Locality:
     if device.type == "cuda":
-        pci = cuda_host.pci_address(torch.cuda.current_device())
+        pci = cuda_host.pci_address(device.index)
         return topology.gpu_locality(pci, settings.mapped_numa_node, settings.mapped_pci)
     if settings.mapped_pci is not None:
         raise ConfigError(f"VLLM_MOE_W2_MAPPED_PCI={settings.mapped_pci}: no GPU computes here; unset it")
