@@ -6,7 +6,7 @@
     kernels/         plain functions in place of the Triton kernels of every step
     ops/             plain torch operations where vLLM's C extension has none for this processor
     linear.py        FP8 block linear layers, compiled or dequantised
-    experts.py       the gate of the stock MXFP4 experts
+    moe.py           the gate of the stock MXFP4 experts
 
 ``attach`` is cheap and runs in every vLLM process. What needs vLLM's model code is attached by the worker alone, at
 the point where vLLM lets its platform replace kernels.

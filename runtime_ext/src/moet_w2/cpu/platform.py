@@ -66,9 +66,12 @@ def _attach_in_worker(platform: type, found: Capability) -> None:
         # vLLM's shim of the CUDA interfaces; it must precede every module of the model runner.
         import vllm.v1.worker.cpu.shm  # noqa: F401
 
-        from . import kernels
+        from . import kernels, linear, moe, ops
 
         kernels.attach()
+        ops.attach()
+        linear.attach(found)
+        moe.attach(found)
 
     platform.register_triton_kernel_overrides = classmethod(  # type: ignore[attr-defined]
         register_triton_kernel_overrides
