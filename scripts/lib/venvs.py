@@ -30,9 +30,15 @@ import wheels
 from build_errors import MISSING, BuildError
 from piprun import pip
 
+_DIGEST = "[0-9a-f]" * 12  # how an environment folder ends: cuda-* must not take in cuda-native-*
 LAYOUT = 1  # raise when the way an environment is made changes
 EXTENSION = pin_table.ROOT / "runtime_ext"
 DISK_BYTES = {"cpu": 6 << 30, "cuda": 24 << 30}  # needed free, downloads and pip's cache included
+
+
+def packages_of(variant: str) -> str:
+    """Whose lock and pins a variant is made from: `cuda-native` differs from `cuda` only in the vLLM wheel."""
+    return variant.removesuffix("-native")
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ def wanted(pins: pin_table.Pins, variant: str, wheel_sha256: str) -> Wanted:
         [
             ("layout", LAYOUT),
             ("wheel", wheel_sha256),
-            ("lock", lockfile.lock_path(variant)),
+            ("lock", lockfile.lock_path(packages_of(variant))),
             ("torch.git", pins.get("torch.git")),
             ("python", sys.version),
             ("root", str(pin_table.ROOT)),
@@ -78,7 +84,7 @@ def is_ready(native: Path, want: Wanted) -> bool:
 
 def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str) -> bool:
     """Make the environment if it is not ready. Returns whether anything was done."""
-    lockfile.check(pins, variant)
+    lockfile.check(pins, packages_of(variant))
     want = wanted(pins, variant, built.sha256)
     if is_ready(native, want):
         return False
@@ -90,8 +96,8 @@ def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str
     _install_extension(pins, native, variant, folder)
     python = folder / "bin" / "python"
     pip(fetch.fetch(pins.artifact("tools.pip"), fetch.cache_dir()), python, ["check"])
-    facts = import_check.run(python, pins, variant)
-    if variant == "cuda" and not facts["gpus"]:
+    facts = import_check.run(python, pins, packages_of(variant))
+    if variant != "cpu" and not facts["gpus"]:
         _note("no GPU on this machine: vLLM and its CUDA torch import; choosing a device was not tried")
     stamp.write(folder, want.stamp())
     publish(native, variant, folder)
@@ -100,29 +106,29 @@ def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str
 
 def require_python(pins: pin_table.Pins, variant: str) -> None:
     """Raise BuildError unless this interpreter is the pinned minor version."""
-    pinned = pins.get(f"python.{variant}")
+    pinned = pins.get(f"python.{packages_of(variant)}")
     actual = f"{sys.version_info.major}.{sys.version_info.minor}"
     if actual != pinned:
         raise BuildError(f"the {variant} environment needs Python {pinned}, this is {actual}", MISSING)
 
 
 def _install_base(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str, folder: Path) -> None:
-    require_disk(native, DISK_BYTES[variant])
+    require_disk(native, DISK_BYTES[packages_of(variant)])
     shutil.rmtree(folder, ignore_errors=True)
     _note(f"making {folder.relative_to(native.parent)} (Python {sys.version.split()[0]})")
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     cache = fetch.cache_dir()
     pip_wheel = fetch.fetch(pins.artifact("tools.pip"), cache)
-    torch_wheel.obtain(pins, variant, pip_wheel, cache)
+    torch_wheel.obtain(pins, packages_of(variant), pip_wheel, cache)
     python = folder / "bin" / "python"
-    lock = str(lockfile.lock_path(variant))
+    lock = str(lockfile.lock_path(packages_of(variant)))
     _note("installing the locked packages")
     locked = ["--require-hashes", "--only-binary", ":all:", "--find-links", str(cache), "-r", lock]
     pip(pip_wheel, python, ["install", "--no-deps", "--no-compile", *locked])
     _note(f"installing {built.path.name}")
     pip(pip_wheel, python, ["install", "--no-deps", "--no-compile", "--no-index", str(built.path)])
     _note("compiling bytecode")
-    site = folder / "lib" / f"python{pins.get(f'python.{variant}')}" / "site-packages"
+    site = folder / "lib" / f"python{pins.get(f'python.{packages_of(variant)}')}" / "site-packages"
     jobs = str(min(4, os.cpu_count() or 1))
     subprocess.run([str(python), "-m", "compileall", "-q", "-j", jobs, str(site)], capture_output=True)
 
@@ -157,7 +163,7 @@ def publish(native: Path, variant: str, folder: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(folder, native))
     os.replace(temporary, link)
-    for other in (native / "envs").glob(f"{variant}-*"):
+    for other in (native / "envs").glob(f"{variant}-{_DIGEST}"):
         if other.resolve() not in (folder.resolve(), previous):
             shutil.rmtree(other, ignore_errors=True)
 

@@ -137,7 +137,7 @@ def test_an_edit_of_the_extension_reinstalls_a_wheel_but_not_an_editable(monkeyp
 
 
 def test_publishing_keeps_what_a_running_server_reads(native: Path) -> None:
-    folders = [native / "envs" / f"cpu-{name}" for name in "abc"]
+    folders = [native / "envs" / f"cpu-{name * 12}" for name in "abc"]
     for folder in folders:
         folder.mkdir(parents=True)
         venvs.publish(native, "cpu", folder)
