@@ -169,6 +169,19 @@ def test_refuses_a_layer_key_the_checkpoint_lacks(launch, monkeypatch):
     refused(launch(), "layer key 3 is out of range", "target layers 0..2")
 
 
+@pytest.mark.parametrize(("target", "drafts"), [(5, 0), (4, 3)])
+def test_refuses_a_checkpoint_of_another_depth(launch, monkeypatch, target, drafts):
+    report = checkpoint.CheckpointReport(Path("there"), target, drafts, GEOMETRY, 1, 1)
+    monkeypatch.setattr(checkpoint, "inspect", lambda path: report)
+    refused(launch(), "expect.w2_layers = 4", f"{target} target layers and {drafts} draft layers")
+
+
+def test_draft_layers_count_only_where_they_are_served(launch, monkeypatch):
+    report = checkpoint.CheckpointReport(Path("there"), 4, 3, GEOMETRY, 1, 1)
+    monkeypatch.setattr(checkpoint, "inspect", lambda path: report)
+    assert launch(data=broken("engine/speculative-config", MISSING)).started
+
+
 def test_refuses_a_checkpoint_of_another_geometry(launch, monkeypatch):
     other = checkpoint.CheckpointReport(Path("there"), 4, 0, LayerGeometry(64, 256, 256), 1, 1)
     monkeypatch.setattr(checkpoint, "inspect", lambda path: other)

@@ -47,16 +47,17 @@ def stop(leader: int, patience: float) -> list[int]:
         the processes that had to be killed.
     """
     _send(leader, signal.SIGTERM)
-    if _ends(leader, patience):
+    if ends(leader, patience):
         return []
     left = members(leader)
     for pid in left:
         _send(pid, signal.SIGKILL)
-    _ends(leader, patience)
+    ends(leader, patience)
     return left
 
 
-def _ends(session: int, limit: float) -> bool:
+def ends(session: int, limit: float) -> bool:
+    """Whether every process of a session ends within ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while members(session):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""One real server for every test that needs one, and the lock that keeps two from running at once."""
+"""A real server for the tests of a file, and the lock that keeps two from running at once."""
 
 from __future__ import annotations
 
@@ -97,8 +97,14 @@ def running(run_dir: Path, *words: str, **variables: str) -> Iterator[Server]:
             server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo recipe, served for real, once for the whole test run."""
+    """The demo recipe, served for real, once for the tests of a file. Holds the engine lock until the file is done."""
     with running(tmp_path_factory.mktemp("demo")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint() -> Path:
+    """The checkpoint that the demo recipe serves, or the one that MODEL_PATH names instead."""
+    return Path(os.environ.get("MODEL_PATH") or REPOSITORY / "demo" / "checkpoint")

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
+import stop_session
 from conftest import REPOSITORY, Server
 
 from moet_w2 import audit, recipe
 from validation import checks
-
-sys.path.insert(0, str(REPOSITORY / "scripts" / "lib"))
-import stop_session
 
 pytestmark = pytest.mark.server
 RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"

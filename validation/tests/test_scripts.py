@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import stop_session
 from audit_document import make
 from conftest import REPOSITORY, clean_environment, free_port
 
 from moet_w2 import recipe
-
-sys.path.insert(0, str(REPOSITORY / "scripts" / "lib"))
-import stop_session
 
 RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
 V2 = "INFO Using V2 Model Runner"

@@ -110,8 +110,15 @@ def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
         raise RecipeError(f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}")
-    # Keys against this very checkpoint: the recipe could only hold them against its own w2_layers.
-    placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, report.draft_layers)
+    # Keys and counts against this very checkpoint: the recipe could only hold them against each other.
+    drafts = report.draft_layers if "speculative-config" in recipe.engine else 0
+    placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, drafts)
+    layers = report.target_layers + drafts
+    if recipe.expect.w2_layers != layers:
+        raise RecipeError(
+            f"{recipe.file}: expect.w2_layers = {recipe.expect.w2_layers}, but {report.path} has "
+            f"{report.target_layers} target layers and {drafts} draft layers that this recipe serves"
+        )
 
 
 def _check_settings(rendered: command.Command, environ: Mapping[str, str]) -> None:
