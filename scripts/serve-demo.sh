@@ -22,7 +22,7 @@ STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
 start() {
   local env="$1" url pid seconds
   shift
-  if [[ -f "$PID_FILE" ]] && alive "$(<"$PID_FILE")"; then
+  if [[ -f "$PID_FILE" ]] && is_server "$(<"$PID_FILE")"; then
     die 1 "a server already runs here (process $(<"$PID_FILE")); stop it with scripts/serve-demo.sh --stop"
   fi
   url="$("$env/bin/moet" serve --recipe "$RECIPE" --dry-run --print json "$@" \
@@ -42,12 +42,17 @@ start() {
 }
 
 stop() {
-  local env="$1" status=0
+  local env="$1" pid status=0
   [[ -f "$PID_FILE" ]] || {
     note "no server was started here with --background"
     return 0
   }
-  "$env/bin/python" "$MOET_ROOT/scripts/lib/stop_session.py" "$(<"$PID_FILE")" "$STOP_SECONDS" || status=$?
+  pid="$(<"$PID_FILE")"
+  if kill -0 "$pid" 2>/dev/null && ! is_server "$pid"; then
+    note "process $pid is not the server that was started here; it is left alone"
+  else
+    "$env/bin/python" "$MOET_ROOT/scripts/lib/stop_session.py" "$pid" "$STOP_SECONDS" || status=$?
+  fi
   rm -f "$PID_FILE"
   return "$status"
 }

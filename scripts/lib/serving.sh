@@ -8,7 +8,8 @@ serving_env() {
   printf '%s\n' "$env"
 }
 
-# alive PID: whether a process is there.
-alive() {
-  [[ "$1" =~ ^[0-9]+$ ]] && kill -0 "$1" 2>/dev/null
+# is_server PID: whether a process is there and is a server of ours. A number that the system has given to
+# another process since it was written down is not.
+is_server() {
+  [[ "$1" =~ ^[0-9]+$ && -r "/proc/$1/cmdline" ]] && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -Eq '(moet|vllm).* serve '
 }

@@ -131,6 +131,22 @@ def test_without_an_environment_setup_is_named(scripts, name, tmp_path):
     assert done.stderr == f"{name}: error: no environment at {tmp_path}/nowhere; make it with: make setup\n"
 
 
+def test_a_number_given_to_another_process_since_is_left_alone(scripts, tmp_path):
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "server.pid").write_text(f"{stranger.pid}\n")
+        done = scripts("serve-demo.sh", "--stop")
+        assert done.returncode == 0 and "is not the server that was started here" in done.stderr
+        assert stranger.poll() is None and not (tmp_path / "run" / "server.pid").exists()
+        (tmp_path / "run" / "server.pid").write_text(f"{stranger.pid}\n")
+        assert scripts("serve-demo.sh", "--background").returncode == 0
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

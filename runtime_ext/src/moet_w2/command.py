@@ -22,6 +22,7 @@ CACHE_FOLDERS = {
     "DG_JIT_CACHE_DIR": "deep_gemm",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "TILELANG_CACHE_DIR": "tilelang",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
     "CUDA_CACHE_PATH": "cuda",
 }
 """Cache variable of every compiler at run time -> its folder under CACHE_ROOT."""
