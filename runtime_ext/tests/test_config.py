@@ -23,10 +23,15 @@ def test_every_setting_is_read() -> None:
         "_MAPPED_NUMA_NODE": "1",
         "_MAPPED_PCI": "31:00.0",
         "_MAPPED_AUDIT_PATH": "/a/b.json",
+        "_PLANES_CACHE": "/c",
+        "_FAST_LOAD_WORKERS": "8",
+        "_FAST_LOAD_BATCH_LAYERS": "3",
         "_CPU_ISA": "avx2",
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
-    assert parse(**values) == config.W2Config(False, (43, 45), (44,), 1, "0000:31:00.0", Path("/a/b.json"), "avx2")
+    assert parse(**values) == config.W2Config(
+        False, (43, 45), (44,), 1, "0000:31:00.0", Path("/a/b.json"), Path("/c"), 8, 3, "avx2"
+    )
 
 
 def test_other_programs_variables_are_none_of_our_business() -> None:
@@ -66,6 +71,9 @@ def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
         ("_DELTA_EXCLUDE_LAYERS", "7,7", "7 is named twice"),
         ("_MAPPED_NUMA_NODE", "-1", "not a NUMA node"),
         ("_MAPPED_PCI", "31:00", "VLLM_MOE_W2_MAPPED_PCI: '31:00' is not a PCI address"),
+        ("_FAST_LOAD_WORKERS", "0", "FAST_LOAD_WORKERS='0' .* from 1 to 64"),
+        ("_FAST_LOAD_BATCH_LAYERS", "13", "FAST_LOAD_BATCH_LAYERS='13' .* from 1 to 12"),
+        ("_FAST_LOAD_WORKERS", "four", "'four' is not allowed"),
         ("_CPU_ISA", "sse", "amx, avx512_bf16, avx512, avx2"),
     ],
 )

@@ -1,6 +1,5 @@
 """The border to vLLM: attachment, the checkpoint's takeover, streaming through vLLM's own loader signature."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from generators import TINY, expert_tensors, filled_layer, write_checkpoint
+from generators import TINY, expert_tensors, filled_layer
 
 from moet_w2 import config, moe_method, plugin, reference, runtime
 from moet_w2.audit import Audit
@@ -186,37 +185,6 @@ def test_a_share_of_the_experts_is_refused(process, method) -> None:
     layer.global_num_experts = 8
     with pytest.raises(UnsupportedError, match="4 of 8 experts"):
         created(method, layer)
-
-
-def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **parallel):
-    defaults = {
-        "enable_expert_parallel": False,
-        "enable_eplb": False,
-        "pipeline_parallel_size": 1,
-        "tensor_parallel_size": 1,
-    }
-    hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(**(defaults | parallel)),
-        load_config=SimpleNamespace(load_format=load_format),
-        use_v2_model_runner=v2,
-        model_config=SimpleNamespace(model=str(folder), hf_config=hf_config),
-        speculative_config=None,
-    )
-
-
-@pytest.fixture
-def fresh_runtime(monkeypatch, tmp_path: Path):
-    write_checkpoint(tmp_path / "model")
-    runtime.get.cache_clear()
-
-    def build(**changes) -> W2Runtime:
-        made = vllm_config(tmp_path / "model", **changes)
-        monkeypatch.setattr(runtime, "get_current_vllm_config", lambda: made)
-        return runtime.get()
-
-    yield build
-    runtime.get.cache_clear()
 
 
 def test_mapped_layers_lie_in_locked_memory(fresh_runtime, monkeypatch) -> None:

@@ -45,7 +45,8 @@ class Audit:
 
     def loaded(self, layer: W2Layer, redundant_bytes: int) -> None:
         """A layer is complete; ``redundant_bytes`` of it were found a second time on the device."""
-        self._layers[layer.key] |= {"state": "ready", "redundant_bytes": redundant_bytes}
+        facts = {"state": "ready", "origin": layer.origin, "redundant_bytes": redundant_bytes}
+        self._layers[layer.key] |= facts
         if all(entry["state"] == "ready" for entry in self._layers.values()):
             self.write()
 
@@ -98,6 +99,7 @@ def _describe(layer: W2Layer, correctable: bool, allocator_bytes: int) -> dict[s
         "key": layer.key,
         "placement": str(layer.placement),
         "state": "loading",
+        "origin": None,
         "correctable": correctable,
         "bytes": layer.geometry.nbytes,
         "geometry": {

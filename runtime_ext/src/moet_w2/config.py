@@ -23,6 +23,9 @@ class W2Config:
         mapped_numa_node: the NUMA node mapped layers must lie on, or None to resolve it.
         mapped_pci: the normalised PCI address of the GPU to use, or None to take the visible one.
         audit_path: where the audit is written, or None for nowhere.
+        planes_cache: folder of ready planes, or None to build every layer from the checkpoint.
+        load_workers: threads that read ready planes.
+        load_batch_layers: layers handed to them at once.
         cpu_isa: highest CPU instruction set to use, or None for what the machine has.
     """
 
@@ -32,6 +35,9 @@ class W2Config:
     mapped_numa_node: int | None = None
     mapped_pci: str | None = None
     audit_path: Path | None = None
+    planes_cache: Path | None = None
+    load_workers: int = 4
+    load_batch_layers: int = 12
     cpu_isa: str | None = None
 
 
@@ -48,6 +54,9 @@ def parse(settings: envs.Settings) -> W2Config:
         mapped_numa_node=_node("VLLM_MOE_W2_MAPPED_NUMA_NODE", settings.mapped_numa_node),
         mapped_pci=_pci("VLLM_MOE_W2_MAPPED_PCI", settings.mapped_pci),
         audit_path=Path(settings.mapped_audit_path) if settings.mapped_audit_path else None,
+        planes_cache=Path(settings.planes_cache) if settings.planes_cache else None,
+        load_workers=_count("VLLM_MOE_W2_FAST_LOAD_WORKERS", settings.fast_load_workers, 4, most=64),
+        load_batch_layers=_count("VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS", settings.fast_load_batch_layers, 12, most=12),
         cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
     )
 
@@ -93,6 +102,14 @@ def _node(name: str, text: str | None) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"{name}={text!r} is not a NUMA node; give a number such as 0")
+    return int(text)
+
+
+def _count(name: str, text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
+        raise ConfigError(f"{name}={text!r} is not allowed; use a number from 1 to {most}")
     return int(text)
 
 

@@ -20,6 +20,9 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2_MAPPED_PCI": "guard: the PCI address of the GPU this process must use",
     "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "file that receives the placement audit (JSON, replaced atomically)",
     "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS": "comma-separated layer keys that never take a correction slot",
+    "VLLM_MOE_W2_PLANES_CACHE": "folder of ready planes, filled by the first start; needs --load-format moet",
+    "VLLM_MOE_W2_FAST_LOAD_WORKERS": "threads that read ready planes (default 4)",
+    "VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS": "layers handed to them at once (default 12, at most 12)",
     "VLLM_MOE_W2_CPU_ISA": "caps the instruction set used on a CPU: amx, avx512_bf16, avx512 or avx2",
 }
 """Every setting that this version honours, with its meaning."""
@@ -31,9 +34,6 @@ RESERVED: frozenset[str] = frozenset(
         "DELTA_POLICY",
         "PREFILL_FP4",
         "STORE_DIR",
-        "PLANES_CACHE",
-        "FAST_LOAD_WORKERS",
-        "FAST_LOAD_BATCH_LAYERS",
         "TRACE",
     )
 )
@@ -50,6 +50,9 @@ class Settings:
     mapped_pci: str | None = None
     mapped_audit_path: str | None = None
     delta_exclude_layers: str | None = None
+    planes_cache: str | None = None
+    fast_load_workers: str | None = None
+    fast_load_batch_layers: str | None = None
     cpu_isa: str | None = None
 
 
@@ -74,6 +77,9 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         mapped_pci=text("_MAPPED_PCI"),
         mapped_audit_path=text("_MAPPED_AUDIT_PATH"),
         delta_exclude_layers=text("_DELTA_EXCLUDE_LAYERS"),
+        planes_cache=text("_PLANES_CACHE"),
+        fast_load_workers=text("_FAST_LOAD_WORKERS"),
+        fast_load_batch_layers=text("_FAST_LOAD_BATCH_LAYERS"),
         cpu_isa=text("_CPU_ISA"),
     )
 

@@ -25,5 +25,9 @@ class RecipeError(MoetError):
     """A recipe file is malformed or asks for something its profile does not allow."""
 
 
+class CacheError(MoetError):
+    """A cache folder is missing, in use, or not what it says."""
+
+
 class AuditError(MoetError):
     """An audit file is missing, malformed or disagrees with the recipe."""

@@ -37,6 +37,7 @@ class W2Layer:
         host: the host allocation behind ``storage`` where it is mapped, else None.
         shard: this rank's share.
         dispatched: whether the layer has computed yet.
+        origin: where its bytes come from, "checkpoint" (quantised here) or "cache".
     """
 
     key: int
@@ -48,6 +49,7 @@ class W2Layer:
 
     def __post_init__(self) -> None:
         self.dispatched = False
+        self.origin = "checkpoint"
         self._arrived: set[tuple[int, str, str]] = set()
         self._views = {
             name: self.storage[part.offset : part.offset + part.nbytes].view(part.experts, part.row_bytes)
@@ -104,6 +106,16 @@ class W2Layer:
         pack = planes.pack_codes if kind == "weight" else planes.pack_scales
         pack(self._share(projection, source), out=self._place(expert, projection, kind))
         self._arrived.add((expert, projection, kind))
+
+    def adopt(self) -> None:
+        """Take what the storage holds for the complete layer: it was read from a cache of this very layer."""
+        self.origin = "cache"
+        self._arrived = {
+            (expert, projection, kind)
+            for expert in range(self.geometry.experts)
+            for projection in PROJECTIONS
+            for kind in KINDS
+        }
 
     def close(self) -> None:
         """Give mapped memory back. The layer cannot be read afterwards."""

@@ -73,7 +73,7 @@ class W2MoEMethod(FusedMoEMethodBase):
                 f"layers.{w2.key}.ffn.{missing[0]}: never arrived ({len(missing)} expert tensors of the layer are "
                 "missing); the checkpoint is incomplete"
             )
-        runtime.get().audit.loaded(w2, redundant_bytes(layer, w2))
+        runtime.get().loaded(w2, redundant_bytes(layer, w2))
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         return None

@@ -15,7 +15,9 @@ def register() -> None:
     if _registered:
         return
     from vllm import envs as vllm_envs
+    from vllm.config import LoadConfig
     from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
+    from vllm.model_executor.model_loader import get_model_loader, register_model_loader
 
     from . import config, cpu, envs
     from .errors import UnsupportedError
@@ -24,9 +26,13 @@ def register() -> None:
     envs.declare(vllm_envs.environment_variables)
     cpu.attach(settings.cpu_isa)
 
+    from .loader import LOAD_FORMAT, MoetLoader
     from .quantization import NAME, MoetW2Config
 
     register_quantization_config(NAME)(MoetW2Config)
     if get_quantization_config(NAME) is not MoetW2Config:
         raise UnsupportedError(f"vLLM did not take the quantization method {NAME}; this vLLM is not the pinned one")
+    register_model_loader(LOAD_FORMAT)(MoetLoader)
+    if not isinstance(get_model_loader(LoadConfig(load_format=LOAD_FORMAT)), MoetLoader):
+        raise UnsupportedError(f"vLLM did not take the load format {LOAD_FORMAT}; this vLLM is not the pinned one")
     _registered = True

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
 
 from . import checkpoint, config, cuda_host, placement, preflight, topology
 from .audit import Audit
+from .cache import key as cache_key
+from .cache.session import Session
 from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
 from .host_memory import HostAllocation
@@ -19,6 +22,8 @@ from .layer import Shard, W2Layer
 from .placement import LayerPlan, Placement
 from .topology import Locality
 
+LOAD_FORMAT = "moet"
+"""vLLM's name for :mod:`moet_w2.loader`."""
 DSPARK_LAYERS = 3
 """Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
 
@@ -31,11 +36,19 @@ class W2Runtime:
         device: what computes.
         locality: the node that mapped layers lie on; None where the plan maps none.
         audit: the record of what was placed.
+        cache: the cache of ready planes in use, or None.
         layers: every W2 layer by its key.
     """
 
-    def __init__(self, plan: LayerPlan, device: torch.device, locality: Locality | None, audit: Audit) -> None:
-        self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
+    def __init__(
+        self,
+        plan: LayerPlan,
+        device: torch.device,
+        locality: Locality | None,
+        audit: Audit,
+        cache: Session | None = None,
+    ) -> None:
+        self.plan, self.device, self.locality, self.audit, self.cache = plan, device, locality, audit, cache
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -57,6 +70,17 @@ class W2Runtime:
         self.layers[key] = layer
         self.audit.created(layer, self._allocator_bytes() - allocated)
         return layer
+
+    def fill_from_cache(self) -> None:
+        """Read what the cache holds of the layers that wait for their tensors."""
+        if self.cache is not None:
+            self.cache.fill(self.layers.values())
+
+    def loaded(self, layer: W2Layer, redundant_bytes: int) -> None:
+        """A layer is complete: note it, and keep it for the next start where it was built here."""
+        self.audit.loaded(layer, redundant_bytes)
+        if self.cache is not None:
+            self.cache.built(layer)
 
     def _map(self, key: int, nbytes: int, locality: Locality) -> tuple[HostAllocation, torch.Tensor]:
         on_cuda = self.device.type == "cuda"
@@ -82,17 +106,28 @@ def get() -> W2Runtime:
     vllm_config = get_current_vllm_config()
     _refuse_unsupported(vllm_config)
     settings = config.load()
+    load_format = vllm_config.load_config.load_format
+    if settings.planes_cache is not None and load_format != LOAD_FORMAT:
+        raise ConfigError(
+            f"VLLM_MOE_W2_PLANES_CACHE={settings.planes_cache} needs --load-format {LOAD_FORMAT}, "
+            f"not {load_format}; add it or unset the cache"
+        )
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
     report = checkpoint.inspect(model.model)
     device = _device()
     locality = _locality(settings, device) if plan.mapped else None
+    shard = Shard(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+    whole = report.geometry
+    share = LayerGeometry(whole.experts, whole.hidden, whole.width // shard.size)
     if locality is not None:
-        whole = report.geometry
-        width = whole.width // vllm_config.parallel_config.tensor_parallel_size
-        share = LayerGeometry(whole.experts, whole.hidden, width)
         preflight.check(len(plan.mapped) * share.nbytes, locality)
-    return W2Runtime(plan, device, locality, Audit(settings.audit_path, plan, _describe(device, locality)))
+    audit = Audit(settings.audit_path, plan, _describe(device, locality))
+    cache = None
+    if settings.planes_cache is not None:
+        key = cache_key.make(report, share, shard)
+        cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
+    return W2Runtime(plan, device, locality, audit, cache)
 
 
 def _device() -> torch.device:

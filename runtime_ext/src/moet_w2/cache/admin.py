@@ -1,0 +1,197 @@
+"""What ``moet cache`` does: list, verify, prune, export."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CacheError
+from . import layout, publish
+
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cache folder.
+
+    Attributes:
+        directory: the folder.
+        key: its key, spelled out.
+        layers: layers with a payload and a sidecar.
+        nbytes: bytes of all files.
+        used_unix: when a server last opened it.
+        in_use: whether one has it open now.
+    """
+
+    directory: Path
+    key: dict[str, Any]
+    layers: tuple[int, ...]
+    nbytes: int
+    used_unix: float
+    in_use: bool
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Mark a folder as in use for as long as the context lasts, or the process lives: a lock dies with it.
+
+    Raises:
+        CacheError: the folder is being pruned.
+    """
+    file = _open_lock(directory)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CacheError(f"cache {directory} is being removed; start again when that is done") from None
+        os.utime(file)
+        yield
+    finally:
+        os.close(file)
+
+
+def entries(root: Path) -> list[Entry]:
+    """Every cache folder below a root, the one used last first.
+
+    Raises:
+        CacheError: the root is no folder.
+    """
+    if not root.is_dir():
+        raise CacheError(f"cache folder {root} does not exist; give the folder in VLLM_MOE_W2_PLANES_CACHE")
+    found = [_entry(path.parent) for path in root.glob(f"*/{layout.KEY_FILE}") if not path.parent.is_symlink()]
+    return sorted(found, key=lambda entry: entry.used_unix, reverse=True)
+
+
+def find(root: Path, name: str) -> Entry:
+    """The one folder whose name begins with ``name``.
+
+    Raises:
+        CacheError: none or several do.
+    """
+    matching = [entry for entry in entries(root) if entry.directory.name.startswith(name)]
+    if len(matching) != 1:
+        raise CacheError(f"{len(matching)} caches below {root} begin with {name!r}; moet cache ls names them")
+    return matching[0]
+
+
+def verify(entry: Entry) -> list[str]:
+    """Read every payload and hold it against its head and its sidecar; one line for each that is wrong."""
+    problems = []
+    for layer in layout.layers_in(entry.directory):
+        path = layout.payload_path(entry.directory, layer)
+        try:
+            sidecar = layout.Sidecar.from_json(layout.sidecar_path(entry.directory, layer).read_text())
+            found = _verify_payload(path, sidecar)
+        except (OSError, ValueError) as error:
+            found = f"cannot be verified ({error})"
+        if found:
+            problems.append(f"{path}: {found}")
+    return problems
+
+
+def prune(entry: Entry) -> None:
+    """Remove a folder that no server uses.
+
+    Raises:
+        CacheError: it is in use.
+    """
+    file = _open_lock(entry.directory)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CacheError(f"cache {entry.directory} is in use by a running server; stop it first") from None
+        # The key goes first: what an interruption leaves is no cache any more, and is removed the next time.
+        (entry.directory / layout.KEY_FILE).unlink(missing_ok=True)
+        shutil.rmtree(entry.directory)
+    finally:
+        os.close(file)
+
+
+def export(entry: Entry, target: Path) -> Path:
+    """Copy a folder to another root, whole or not at all; the copy.
+
+    Raises:
+        CacheError: something stands in the way, or the cache does not verify.
+    """
+    destination = target / entry.directory.name
+    if destination.exists():
+        raise CacheError(f"{destination} exists; remove it or export elsewhere")
+    if problems := verify(entry):
+        raise CacheError(f"not exported: {problems[0]}")
+    staging = target / f"{layout.TEMPORARY}{entry.directory.name}-{os.getpid()}"
+    try:
+        shutil.copytree(entry.directory, staging, ignore=shutil.ignore_patterns(f"{layout.TEMPORARY}*", layout.IN_USE))
+        staging.rename(destination)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return destination
+
+
+def _entry(directory: Path) -> Entry:
+    publish.remove_leftovers(directory)
+    try:
+        key = json.loads((directory / layout.KEY_FILE).read_text())
+    except ValueError:
+        key = {}
+    layers = tuple(n for n in layout.layers_in(directory) if layout.sidecar_path(directory, n).is_file())
+    lock = directory / layout.IN_USE
+    return Entry(
+        directory,
+        key,
+        layers,
+        sum(path.lstat().st_size for path in directory.iterdir()),
+        lock.stat().st_mtime if lock.exists() else directory.stat().st_mtime,
+        _is_held(directory),
+    )
+
+
+def _is_held(directory: Path) -> bool:
+    if not (directory / layout.IN_USE).exists():
+        return False
+    file = os.open(directory / layout.IN_USE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _open_lock(directory: Path) -> int:
+    return os.open(directory / layout.IN_USE, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _verify_payload(path: Path, sidecar: layout.Sidecar) -> str | None:
+    with path.open("rb") as file:
+        if not layout.head_is(file.read(layout.HEAD), sidecar.key, sidecar.layer, sidecar.nbytes):
+            return "its head block is not the one that was written"
+        digest, count = hashlib.sha256(), 0
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            count += len(chunk)
+    if count != sidecar.nbytes:
+        return f"holds {count:,} bytes, its sidecar vouches for {sidecar.nbytes:,}"
+    if digest.hexdigest() != sidecar.sha256:
+        return "its bytes are not the ones that its sidecar vouches for"
+    return None
+
+
+def age(unix: float) -> str:
+    """How long ago, for a person."""
+    seconds = max(0, time.time() - unix)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"

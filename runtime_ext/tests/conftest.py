@@ -1,0 +1,44 @@
+"""Fixtures that several tests share."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from generators import write_checkpoint
+
+
+def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **parallel):
+    defaults = {
+        "enable_expert_parallel": False,
+        "enable_eplb": False,
+        "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
+    }
+    hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**(defaults | parallel)),
+        load_config=SimpleNamespace(load_format=load_format),
+        use_v2_model_runner=v2,
+        model_config=SimpleNamespace(model=str(folder), hf_config=hf_config),
+        speculative_config=None,
+    )
+
+
+@pytest.fixture
+def fresh_runtime(monkeypatch, tmp_path: Path):
+    """A function that builds a runtime over a small checkpoint, as vLLM would with the given options."""
+    from moet_w2 import runtime
+
+    write_checkpoint(tmp_path / "model")
+    runtime.get.cache_clear()
+
+    def build(**changes):
+        made = vllm_config(tmp_path / "model", **changes)
+        monkeypatch.setattr(runtime, "get_current_vllm_config", lambda: made)
+        monkeypatch.setattr(runtime, "get_tensor_model_parallel_rank", lambda: 0)
+        monkeypatch.setattr(runtime, "get_tensor_model_parallel_world_size", lambda: 1)
+        return runtime.get()
+
+    yield build
+    runtime.get.cache_clear()

@@ -1,0 +1,611 @@
+"""The cache on real files: publication, eligibility, loading, and the faults that must be held."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from generators import TINY, device_layer, filled_layer, write_checkpoint
+
+from moet_w2 import checkpoint, codebook
+from moet_w2.cache import admin, key, layout
+from moet_w2.cache.eligibility import Miss, judge
+from moet_w2.cache.key import CacheKey
+from moet_w2.cache.load import load
+from moet_w2.cache.publish import publish, remove_leftovers
+from moet_w2.cache.session import Session
+from moet_w2.errors import CacheError
+from moet_w2.geometry import LayerGeometry
+from moet_w2.host_memory import HostAllocation
+from moet_w2.layer import Shard, W2Layer
+from moet_w2.placement import Placement
+from moet_w2.topology import Locality
+
+KEY = CacheKey("checkpoint-a", TINY, Shard(), 2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    layer, _ = filled_layer(TINY)
+    publish(tmp_path / "cache", KEY, layer)
+    return tmp_path / "cache"
+
+
+def payload(root: Path, layer: int = 0) -> Path:
+    return layout.payload_path(layout.folder(root, KEY), layer)
+
+
+def sidecar(root: Path, layer: int = 0) -> Path:
+    return layout.sidecar_path(layout.folder(root, KEY), layer)
+
+
+def read_back(root: Path, wanted: CacheKey = KEY) -> tuple[Miss | None, W2Layer]:
+    layer = device_layer(wanted.geometry)
+    miss = judge(root, wanted, [0])[0]
+    if miss is None:
+        miss = load(root, wanted, [layer])[0].miss
+    return miss, layer
+
+
+# ---- what is written comes back
+
+
+def test_a_published_layer_comes_back_bit_for_bit(root: Path) -> None:
+    miss, layer = read_back(root)
+    assert miss is None and layer.complete and layer.origin == "cache"
+    assert torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+
+
+def test_a_mapped_layer_is_read_where_it_stays_by_direct_io(root: Path) -> None:
+    host = HostAllocation("layer 0", TINY.nbytes, Locality(0, (0,), "the only node"))
+    layer = W2Layer(0, TINY, Placement.MAPPED, host.tensor(), host)
+    assert TINY.nbytes % 4096 == 0
+    result = load(root, KEY, [layer])[0]
+    assert result.miss is None
+    assert torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+    # Not every filesystem takes direct reads; the one below the tests says which.
+    flags = os.O_RDONLY | os.O_DIRECT
+    try:
+        os.close(os.open(payload(root), flags))
+    except OSError:
+        assert not result.direct
+    else:
+        assert result.direct
+    host.close()
+
+
+def test_many_layers_in_small_batches(tmp_path: Path) -> None:
+    source = {number: filled_layer(TINY, seed=number)[0] for number in range(7)}
+    for number, layer in source.items():
+        layer.key = number
+        publish(tmp_path, KEY, layer)
+    layers = [device_layer(TINY, number) for number in source]
+    seen: list[int] = []
+    results = load(tmp_path, KEY, layers, workers=3, batch=2, progress=seen.append)
+    assert [result.miss for result in results] == [None] * 7
+    assert all(torch.equal(layer.storage, source[layer.key].storage) for layer in layers)
+    assert sum(seen) == 7 * TINY.nbytes
+
+
+def test_the_payload_is_the_canonical_layout_behind_one_page(root: Path) -> None:
+    content = payload(root).read_bytes()
+    assert len(content) == layout.HEAD + TINY.nbytes and layout.HEAD % 4096 == 0
+    assert content[layout.HEAD :] == filled_layer(TINY)[0].storage.numpy().tobytes()
+
+
+# ---- keys
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> checkpoint.CheckpointReport:
+    write_checkpoint(tmp_path / "model")
+    return checkpoint.inspect(tmp_path / "model")
+
+
+def test_the_key_is_stable_and_follows_the_checkpoint(report: checkpoint.CheckpointReport) -> None:
+    made = key.make(report, report.geometry, Shard())
+    assert key.make(report, report.geometry, Shard()).digest == made.digest
+    shard = report.path / "model-00001-of-00002.safetensors"
+    facts = shard.stat()
+    content = shard.read_bytes()
+    shard.write_bytes(content)  # rewritten in place: same name, size and bytes, another time
+    os.utime(shard, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+    assert key.make(report, report.geometry, Shard()).digest != made.digest
+    os.utime(shard, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert key.make(report, report.geometry, Shard()).digest == made.digest
+    config = report.path / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert key.make(report, report.geometry, Shard()).digest != made.digest
+
+
+def test_everything_that_changes_bytes_changes_the_key(root: Path, monkeypatch) -> None:
+    changed = [
+        replace(KEY, checkpoint="checkpoint-b"),
+        replace(KEY, geometry=LayerGeometry(TINY.experts, TINY.hidden, 2 * TINY.width)),
+        replace(KEY, shard=Shard(1, 2)),
+        replace(KEY, layers=3),
+    ]
+    assert len({each.digest for each in [KEY, *changed]}) == 5
+    assert all(judge(root, each, [0]) == {0: Miss.NO_FOLDER} for each in changed)
+    monkeypatch.setattr(codebook, "QUANTIZER_ABI", codebook.QUANTIZER_ABI + 1)
+    assert judge(root, replace(KEY), [0]) == {0: Miss.NO_FOLDER}
+    monkeypatch.undo()
+    monkeypatch.setattr(codebook, "ZERO_MODE", "another")
+    assert judge(root, replace(KEY), [0]) == {0: Miss.NO_FOLDER}
+
+
+# ---- every reason for a miss
+
+
+def edit_sidecar(root: Path, **changes) -> None:
+    document = json.loads(sidecar(root).read_text())
+    sidecar(root).write_text(json.dumps(document | changes))
+
+
+def link_payload(root: Path) -> None:
+    outside = root.parent / "outside.w2"
+    payload(root).rename(outside)
+    payload(root).symlink_to(outside)
+
+
+def link_folder(root: Path) -> None:
+    folder = layout.folder(root, KEY)
+    folder.rename(root.parent / "elsewhere")
+    folder.symlink_to(root.parent / "elsewhere")
+
+
+def resize(root: Path, nbytes: int) -> None:
+    os.truncate(payload(root), nbytes)
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+WHOLE = layout.HEAD + TINY.nbytes
+FAULTS = {
+    "the folder is gone": (lambda root: shutil.rmtree(layout.folder(root, KEY)), Miss.NO_FOLDER),
+    "the folder is a link": (link_folder, Miss.FOREIGN_FOLDER),
+    "the payload is gone": (lambda root: payload(root).unlink(), Miss.NO_PAYLOAD),
+    "the sidecar is gone": (lambda root: sidecar(root).unlink(), Miss.NO_SIDECAR),
+    "the payload is a link": (link_payload, Miss.NOT_A_FILE),
+    "the sidecar is no JSON": (lambda root: sidecar(root).write_text("{"), Miss.BROKEN_SIDECAR),
+    "the sidecar is empty": (lambda root: sidecar(root).write_text(""), Miss.BROKEN_SIDECAR),
+    "the sidecar has another format": (lambda root: edit_sidecar(root, format=0), Miss.BROKEN_SIDECAR),
+    "the sidecar has a strange field": (lambda root: edit_sidecar(root, more=1), Miss.BROKEN_SIDECAR),
+    "the sidecar is of another key": (lambda root: edit_sidecar(root, key="0" * 64), Miss.OTHER_KEY),
+    "the sidecar is of another layer": (lambda root: edit_sidecar(root, layer=1), Miss.OTHER_LAYER),
+    "the sidecar vouches for other bytes": (lambda root: edit_sidecar(root, nbytes=5), Miss.WRONG_BYTES),
+    "the payload is truncated": (lambda root: resize(root, WHOLE - 1), Miss.WRONG_SIZE),
+    "the payload is extended": (lambda root: resize(root, WHOLE + 1), Miss.WRONG_SIZE),
+    "the payload is empty": (lambda root: resize(root, 0), Miss.WRONG_SIZE),
+    "the magic is flipped": (lambda root: flip(payload(root), 0), Miss.BROKEN_HEAD),
+    "the head's text is flipped": (lambda root: flip(payload(root), 40), Miss.BROKEN_HEAD),
+    "the head's end is flipped": (lambda root: flip(payload(root), layout.HEAD - 1), Miss.BROKEN_HEAD),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_a_miss_with_its_own_word_and_is_mended_by_publishing_again(root: Path, fault: str) -> None:
+    break_it, word = FAULTS[fault]
+    break_it(root)
+    miss, layer = read_back(root)
+    assert miss == word and not layer.complete
+    if word is Miss.FOREIGN_FOLDER:
+        layout.folder(root, KEY).unlink()
+    publish(root, KEY, filled_layer(TINY)[0])
+    miss, layer = read_back(root)
+    assert miss is None and torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+
+
+def test_words_are_all_different_and_all_tested() -> None:
+    assert len({str(miss) for miss in Miss}) == len(Miss)
+    elsewhere = {Miss.UNREADABLE, Miss.READ_ERROR}
+    assert {word for _, word in FAULTS.values()} | elsewhere == set(Miss)
+
+
+def test_permissions(root: Path, monkeypatch) -> None:
+    # Root may read everything, so the answer of the kernel is replaced.
+    monkeypatch.setattr(os, "access", lambda *args: False)
+    assert judge(root, KEY, [0]) == {0: Miss.UNREADABLE}
+
+
+def test_a_read_that_fails_half_way_leaves_an_incomplete_layer(root: Path, monkeypatch) -> None:
+    real = os.preadv
+
+    def fail_later(descriptor, buffers, offset):
+        if offset > layout.HEAD:
+            raise OSError(errno.EIO, "made up")
+        return real(descriptor, [buffers[0][:4096]], offset)
+
+    monkeypatch.setattr(os, "preadv", fail_later)
+    layer = device_layer(TINY)
+    assert load(root, KEY, [layer])[0].miss is Miss.READ_ERROR
+    assert not layer.complete
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_a_read_error(root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "preadv", lambda *args: 0)
+    assert load(root, KEY, [device_layer(TINY)])[0].miss is Miss.READ_ERROR
+
+
+def test_a_filesystem_without_direct_io_is_read_buffered(root: Path, monkeypatch) -> None:
+    real = os.open
+
+    def refuse_direct(path, flags, *args):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct I/O here")
+        return real(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", refuse_direct)
+    host = HostAllocation("layer 0", TINY.nbytes, Locality(0, (0,), "the only node"))
+    layer = W2Layer(0, TINY, Placement.MAPPED, host.tensor(), host)
+    result = load(root, KEY, [layer])[0]
+    assert (result.miss, result.direct) == (None, False)
+    assert torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+    host.close()
+
+
+# ---- eligibility is cheap
+
+
+def test_eligibility_of_real_sized_layers_is_quick_and_opens_no_payload(tmp_path: Path) -> None:
+    real = CacheKey("big", LayerGeometry(256, 4096, 2048), Shard(), 46)
+    directory = layout.folder(tmp_path, real)
+    directory.mkdir()
+    for layer in range(46):
+        path = layout.payload_path(directory, layer)
+        path.touch()
+        os.truncate(path, layout.HEAD + real.geometry.nbytes)  # sparse
+        sidecar = layout.Sidecar(real.digest, layer, real.geometry.nbytes, "0" * 64)
+        layout.sidecar_path(directory, layer).write_text(sidecar.to_json())
+    opened: list[str] = []
+    watching = True
+    sys.addaudithook(lambda event, args: watching and event == "open" and opened.append(str(args[0])))
+    start = time.perf_counter()
+    verdicts = judge(tmp_path, real, range(46))
+    seconds = time.perf_counter() - start
+    watching = False
+    assert set(verdicts.values()) == {None} and len(verdicts) == 46
+    assert seconds < 0.1
+    assert len([name for name in opened if name.endswith(".json")]) == 46
+    assert not [name for name in opened if name.endswith(".w2")]
+
+
+# ---- publication and crashes
+
+
+BIG = LayerGeometry(experts=16, hidden=256, width=256)
+BIG_KEY = CacheKey("checkpoint-a", BIG, Shard(), 1)
+
+
+def in_child(work) -> int:
+    """Fork, run ``work`` in the child, return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def never_wrong(root: Path, expected: torch.Tensor) -> bool:
+    """Whatever a crash left: either not eligible, or whole. Whether it was eligible."""
+    layer = device_layer(BIG)
+    if judge(root, BIG_KEY, [0])[0] is not None or load(root, BIG_KEY, [layer])[0].miss is not None:
+        return False
+    assert torch.equal(layer.storage, expected)
+    assert admin.verify(admin.find(root, "")) == []
+    return True
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["into nothing", "over an old one"])
+def test_kill_at_random_points_of_publication(tmp_path: Path, fresh: bool) -> None:
+    layer, _ = filled_layer(BIG)
+    old = torch.zeros_like(layer.storage)
+    start = time.perf_counter()
+    publish(tmp_path / "undisturbed", BIG_KEY, layer)
+    whole = time.perf_counter() - start
+    chance = random.Random(0)
+    outcomes = set()
+    for number in range(25):
+        root = tmp_path / str(number)
+        if not fresh:
+            publish(root, BIG_KEY, W2Layer(0, BIG, Placement.DEVICE, old.clone()))
+        pid = in_child(lambda root=root: publish(root, BIG_KEY, layer))
+        time.sleep(chance.uniform(0, 1.5 * whole))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        left = device_layer(BIG)
+        if judge(root, BIG_KEY, [0])[0] is None and load(root, BIG_KEY, [left])[0].miss is None:
+            # The old layer is as whole as the new one; a mixture of both is what must not be.
+            assert torch.equal(left.storage, layer.storage) or (not fresh and torch.equal(left.storage, old))
+            assert admin.verify(admin.find(root, "")) == []
+            outcomes.add("eligible")
+        else:
+            outcomes.add("miss")
+        publish(root, BIG_KEY, layer)  # the next start mends it, and cleans up
+        assert never_wrong(root, layer.storage)
+        assert not list(root.glob(f"*/{layout.TEMPORARY}*"))
+    assert "eligible" in outcomes or fresh
+
+
+def test_death_at_every_single_step_of_publication(tmp_path: Path) -> None:
+    """Die before the n-th call of those that change the disk, for every n."""
+    layer, _ = filled_layer(BIG)
+    misses = 0
+    for number in range(1, 40):
+        root = tmp_path / str(number)
+
+        def die(root=root, number=number) -> None:
+            count = 0
+
+            def counted(real):
+                def call(*args, **kwargs):
+                    nonlocal count
+                    count += 1
+                    if count == number:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*args, **kwargs)
+
+                return call
+
+            for name in ("fsync", "unlink", "replace", "open", "mkdir"):
+                setattr(os, name, counted(getattr(os, name)))
+            publish(root, BIG_KEY, layer)
+
+        pid = in_child(die)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        misses += not never_wrong(root, layer.storage)
+        publish(root, BIG_KEY, layer)
+        assert never_wrong(root, layer.storage)
+    else:
+        pytest.fail("publication takes more steps than were tried")
+    assert misses >= 5  # most steps come before the sidecar
+
+
+def test_a_broken_order_would_be_caught(tmp_path: Path, monkeypatch) -> None:
+    """The gate works: with the sidecar written first, a crash leaves an eligible layer that is not whole."""
+    layer, _ = filled_layer(BIG)
+    directory = layout.folder(tmp_path, BIG_KEY)
+    directory.mkdir()
+    vouched = layout.Sidecar(BIG_KEY.digest, 0, BIG.nbytes, "0" * 64)
+    layout.sidecar_path(directory, 0).write_text(vouched.to_json())
+    head = layout.head(BIG_KEY.digest, 0, BIG.nbytes)
+    layout.payload_path(directory, 0).write_bytes(head + bytes(BIG.nbytes))
+    (directory / layout.KEY_FILE).write_text("{}")
+    with pytest.raises(AssertionError):
+        never_wrong(tmp_path, layer.storage)
+
+
+def test_two_writers_and_a_reader_at_once(tmp_path: Path) -> None:
+    layer, _ = filled_layer(BIG)
+    publish(tmp_path, BIG_KEY, layer)
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for _ in range(10):
+                publish(tmp_path, BIG_KEY, layer)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        read = device_layer(BIG)
+        if judge(tmp_path, BIG_KEY, [0])[0] is None and load(tmp_path, BIG_KEY, [read])[0].miss is None:
+            assert torch.equal(read.storage, layer.storage)
+    assert not errors
+    assert never_wrong(tmp_path, layer.storage)
+
+
+def test_a_living_writers_temporary_file_is_left_alone(root: Path) -> None:
+    directory = layout.folder(root, KEY)
+    stale = directory / f"{layout.TEMPORARY}layer-001.w2-1-dead"
+    stale.write_bytes(b"half")
+    code = (
+        "import fcntl,sys; f=open(sys.argv[1],'xb'); fcntl.flock(f, fcntl.LOCK_EX);"
+        "print('ok', flush=True); sys.stdin.read()"
+    )
+    living = directory / f"{layout.TEMPORARY}layer-002.w2-2-living"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(living)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        writer.stdout.readline()
+        assert remove_leftovers(directory) == 1
+        assert living.exists() and not stale.exists()
+        writer.stdin.close()
+    assert remove_leftovers(directory) == 1 and not living.exists()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """On a filesystem that really is full: a tmpfs of its own, in a mount namespace of its own."""
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from generators import filled_layer
+        from test_cache import BIG, BIG_KEY, never_wrong
+        from moet_w2.cache import layout
+        from moet_w2.cache.publish import publish
+        root = Path({str(tmp_path)!r})
+        layer, _ = filled_layer(BIG)
+        publish(root, BIG_KEY, layer)
+        layer.key = 1
+        try:
+            publish(root, BIG_KEY, layer)
+        except OSError as error:
+            print(error.strerror)
+        layer.key = 0
+        print(never_wrong(root, layer.storage), sorted(p.name for p in layout.folder(root, BIG_KEY).iterdir()))
+    """
+    size = BIG.nbytes + BIG.nbytes // 2
+    script = f'mount -t tmpfs -o size={size} none "{tmp_path}" && exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, sys.executable, textwrap.dedent(code)]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in out.stderr or "mount" in out.stderr:
+        pytest.skip(f"this machine allows no mount namespace: {out.stderr.strip()}")
+    assert out.stdout.splitlines() == [
+        "No space left on device",
+        "True ['key.json', 'layer-000.json', 'layer-000.w2']",
+    ], out.stderr
+
+
+# ---- a process's session
+
+
+def test_a_session_reads_what_it_may_and_publishes_the_rest(root: Path, caplog) -> None:
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
+    session = Session(root, KEY)
+    layers = [device_layer(TINY, 0), device_layer(TINY, 1)]
+    session.fill(layers)
+    assert [layer.complete for layer in layers] == [True, False]
+    assert session.misses == {1: Miss.NO_PAYLOAD}
+    assert "1 of 2 layers read" in caplog.text and "(no-payload): [1]" in caplog.text
+    source, tensors = filled_layer(TINY, seed=1)
+    for place, tensor in tensors.items():
+        layers[1].put(*place, tensor)
+    for layer in layers:
+        session.built(layer)
+    session.wait()
+    assert judge(root, KEY, [0, 1]) == {0: None, 1: None}
+    assert set(session.seconds) == {"eligibility", "planes"}
+    session.close()
+    again = Session(root, KEY)
+    layers = [device_layer(TINY, 0), device_layer(TINY, 1)]
+    again.fill(layers)
+    assert again.misses == {} and torch.equal(layers[1].storage, source.storage)
+    again.close()
+
+
+def test_only_what_was_missed_is_written_again(root: Path) -> None:
+    before = payload(root).stat().st_ino
+    session = Session(root, KEY)
+    layer = device_layer(TINY, 0)
+    session.fill([layer])
+    session.built(layer)
+    session.close()
+    assert payload(root).stat().st_ino == before
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written_does_not_stop_the_server(tmp_path: Path, monkeypatch, caplog, code) -> None:
+    from moet_w2.cache import session as session_module
+
+    def refuse(*args):
+        raise OSError(code, os.strerror(code))
+
+    session = Session(tmp_path, KEY)
+    layer = device_layer(TINY, 0)
+    session.fill([layer])
+    monkeypatch.setattr(session_module, "publish", refuse)
+    session.built(layer)
+    session.wait()
+    session.close()
+    assert f"layer 0 was not published: [Errno {code}]" in caplog.text
+
+
+def test_a_read_only_cache_is_read_all_the_same(root: Path, monkeypatch, caplog) -> None:
+    def refuse(directory):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(admin, "hold", refuse)
+    session = Session(root, KEY)
+    layer = device_layer(TINY, 0)
+    session.fill([layer])
+    assert layer.complete and "is read-only here" in caplog.text
+    session.close()
+
+
+# ---- moet cache
+
+
+def test_listing(root: Path) -> None:
+    entry = admin.find(root, "")
+    assert (entry.layers, entry.in_use, entry.key["checkpoint"]) == ((0,), False, "checkpoint-a")
+    assert entry.nbytes > TINY.nbytes
+    with admin.hold(entry.directory):
+        assert admin.find(root, entry.directory.name[:6]).in_use
+    with pytest.raises(CacheError, match="0 caches below .* begin with 'zz'"):
+        admin.find(root, "zz")
+    with pytest.raises(CacheError, match="does not exist"):
+        admin.entries(root / "none")
+
+
+@pytest.mark.parametrize("offset", [0, 100, layout.HEAD, layout.HEAD + TINY.nbytes // 2, WHOLE - 1])
+def test_verify_finds_one_flipped_bit_anywhere(root: Path, offset: int) -> None:
+    assert admin.verify(admin.find(root, "")) == []
+    flip(payload(root), offset)
+    problems = admin.verify(admin.find(root, ""))
+    assert len(problems) == 1 and str(payload(root)) in problems[0]
+
+
+def test_verify_finds_a_payload_that_nobody_vouches_for(root: Path) -> None:
+    sidecar(root).unlink()
+    assert "cannot be verified" in admin.verify(admin.find(root, ""))[0]
+
+
+def test_prune_refuses_while_a_server_lives_and_a_crash_frees_it(root: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from moet_w2.cache import admin
+        with admin.hold(Path({str(layout.folder(root, KEY))!r})):
+            print("held", flush=True)
+            sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        server.stdout.readline()
+        with pytest.raises(CacheError, match="in use by a running server"):
+            admin.prune(admin.find(root, ""))
+        server.kill()
+        server.wait()
+    admin.prune(admin.find(root, ""))
+    assert list(root.iterdir()) == []
+
+
+def test_a_cache_that_is_being_removed_is_not_used(root: Path) -> None:
+    import fcntl
+
+    directory = layout.folder(root, KEY)
+    with admin.hold(directory):
+        pass
+    descriptor = os.open(directory / layout.IN_USE, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(CacheError, match="is being removed"), admin.hold(directory):
+        pass
+    os.close(descriptor)
+
+
+def test_export_copies_a_cache_that_verifies_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    target.mkdir()
+    copied = admin.export(admin.find(root, ""), target)
+    assert judge(target, KEY, [0]) == {0: None} and copied.parent == target
+    with pytest.raises(CacheError, match="exists"):
+        admin.export(admin.find(root, ""), target)
+    shutil.rmtree(copied)
+    flip(payload(root), WHOLE - 1)
+    with pytest.raises(CacheError, match="not exported"):
+        admin.export(admin.find(root, ""), target)
+    assert list(target.iterdir()) == []
