@@ -208,7 +208,9 @@ class Stream:
         elif kind in (Kind.INVOKE_OPEN, Kind.BROKEN_INVOKE):
             self._text(token.raw)
             self.state = State.VERBATIM
-        elif kind not in _STRAY:
+        elif kind in _STRAY:
+            self._answered = True
+        else:
             self._text(token.raw)
 
     def _in_block(self, token: Token) -> None:
@@ -276,8 +278,12 @@ class Stream:
                 self._hand_over(text)
             return
         if not self._policy.enabled:
-            self._answered = self._answered or not text.isspace()
-            self._out.content.append(text)
+            if self._answered or not text.isspace():
+                self._answered = True
+                self._out.content += [*self._gap, text]
+                self._gap.clear()
+            else:
+                self._gap.append(text)
             return
         if self._fresh and text.isspace():
             self._gap.append(text)
