@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import venv
 from dataclasses import dataclass
@@ -123,14 +122,11 @@ def _install_base(pins: pin_table.Pins, native: Path, built: wheels.Built, varia
     python = folder / "bin" / "python"
     lock = str(lockfile.lock_path(packages_of(variant)))
     _note("installing the locked packages")
+    # --no-compile: bytecode is made for what is imported, not for all that is installed.
     locked = ["--require-hashes", "--only-binary", ":all:", "--find-links", str(cache), "-r", lock]
     pip(pip_wheel, python, ["install", "--no-deps", "--no-compile", *locked])
     _note(f"installing {built.path.name}")
     pip(pip_wheel, python, ["install", "--no-deps", "--no-compile", "--no-index", str(built.path)])
-    _note("compiling bytecode")
-    site = folder / "lib" / f"python{pins.get(f'python.{packages_of(variant)}')}" / "site-packages"
-    jobs = str(min(4, os.cpu_count() or 1))
-    subprocess.run([str(python), "-m", "compileall", "-q", "-j", jobs, str(site)], capture_output=True)
 
 
 def _install_extension(pins: pin_table.Pins, native: Path, variant: str, folder: Path) -> None:
