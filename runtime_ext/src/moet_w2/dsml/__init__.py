@@ -35,7 +35,9 @@ def attach() -> None:
     # The encoder has no interface for this: its function of that purpose is looked up by name at each call.
     deepseek_v4_encoding.encode_arguments_to_dsml = history.encode_arguments
     if not _encoder_uses_ours():
-        raise UnsupportedError("vLLM's DeepSeek-V4 encoder does not take our arguments; this vLLM is not the pinned one")
+        raise UnsupportedError(
+            "vLLM's DeepSeek-V4 encoder does not take our arguments; this vLLM is not the pinned one"
+        )
 
 
 def _encoder_uses_ours() -> bool:

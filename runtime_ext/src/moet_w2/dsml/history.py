@@ -90,4 +90,3 @@ def encode_turn(calls: Sequence[Mapping[str, Any]], content: str = "", reasoning
         f'<｜DSML｜invoke name="{call["name"]}">\n{encode_arguments(call)}\n</｜DSML｜invoke>' for call in calls
     )
     return f"{thought}{content}\n\n<｜DSML｜tool_calls>\n{invokes}\n</｜DSML｜tool_calls>"
-

@@ -85,7 +85,7 @@ _WORDS = (*BLOCK_SPELLINGS, "invoke", "parameter")
 
 
 @lru_cache(maxsize=4096)
-def _classify(raw: str) -> Token:
+def classify(raw: str) -> Token:
     """The token of a piece that starts with the sigil: a whole tag, or what is left of one."""
     closing = raw.startswith(CLOSE)
     if raw.endswith(">"):
@@ -198,7 +198,7 @@ class Lexer:
                 else:
                     end = _WORD.match(buffer, start, end + MAX_TAG).end()  # type: ignore[union-attr]
                 self._at = end
-                yield _classify(buffer[start:end])
+                yield classify(buffer[start:end])
             else:
                 self._at = end
                 yield Token(kind, literal.group())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from .arguments import Arguments
-from .markup import SIGIL, THINK_OPEN, Kind, Lexer, Token, Vocabulary
+from .markup import SIGIL, THINK_OPEN, Kind, Lexer, Token, Vocabulary, classify
 from .schema import Tools
 
 
@@ -311,16 +311,16 @@ class Stream:
 
     def _fragment(self, raw: str) -> None:
         """A tag that the end of the output cut off. Text that only looked like one is shown."""
-        sigil = SIGIL in raw
+        markup = SIGIL in raw and (self.state is State.BLOCK or classify(raw).kind is not Kind.BROKEN_INVOKE)
         if self.state is State.REASONING or self.state is State.DOUBT:
             self._think_on()
             self._out.reasoning.append(raw)
         elif self.state is State.CALL:
-            if self._call and not sigil and raw == "<":
+            if self._call and raw == "<":
                 self._call.text(raw)
         elif self.state is State.BARE:
             self._held.append(Token(Kind.TEXT, raw))
-        elif self.state is State.VERBATIM or not self._policy.enabled or not sigil or self._until is Until.ANSWER:
+        elif self.state is State.VERBATIM or not self._policy.enabled or not markup or self._until is Until.ANSWER:
             self._text(raw)
 
     # -- calls -----------------------------------------------------------------------------------------------------
