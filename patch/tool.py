@@ -15,7 +15,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import fetch
 import ledger
 import pins as pin_table
 import stamp
+from archive import unpack
 from build_errors import OK, BuildError
 from series_format import SeriesPatch, read_dropped, read_series
 
@@ -181,9 +181,7 @@ def pinned_source(pins: pin_table.Pins, into: Path) -> Path:
     """Unpack the verified source archive's vllm/ folder into `into`; returns the folder that holds it."""
     archive = fetch.fetch(pins.artifact("vllm.sdist"), fetch.cache_dir())
     root = pins.get("vllm.sdist.root")
-    with tarfile.open(archive) as tar:
-        members = [member for member in tar if member.name.startswith(f"{root}/vllm/")]
-        tar.extractall(into, members=members, filter="data")
+    unpack(archive, into, f"{root}/vllm/")
     return into / root
 
 

@@ -13,6 +13,7 @@ import fetch
 import pins as pin_table
 import repack
 import stamp
+from archive import unpack
 from build_errors import BuildError
 
 PATCH_DIR = pin_table.ROOT / "patch"
@@ -80,8 +81,7 @@ def patched_tree(pins: pin_table.Pins, native: Path) -> Path:
     archive = fetch.fetch(artifact, fetch.cache_dir())
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(root, filter="data")
+    unpack(archive, root, pins.get("vllm.sdist.root") + "/")
     os.replace(root / pins.get("vllm.sdist.root"), tree)
     repack.apply_patch(tree, patch, files)
     stamp.write(tree, {"inputs": inputs})

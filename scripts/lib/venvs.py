@@ -60,7 +60,7 @@ def wanted(pins: pin_table.Pins, variant: str, wheel_sha256: str) -> Wanted:
             ("wheel", wheel_sha256),
             ("lock", lockfile.lock_path(packages_of(variant))),
             ("torch.git", pins.get("torch.git")),
-            ("python", sys.version),
+            ("python", pins.get(f"python.{packages_of(variant)}")),
             ("root", str(pin_table.ROOT)),
         ]
     )
