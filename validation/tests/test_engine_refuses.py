@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import stop_session
-from conftest import REPOSITORY, clean_environment, engine_lock, free_port
+from conftest import RECIPE, REPOSITORY, clean_environment, engine_lock, free_port
 from safetensors.torch import load_file, save_file
 
 from moet_w2 import checkpoint, command, recipe
@@ -31,7 +31,7 @@ def serve_past_the_launcher(tmp_path: Path, model: Path, **variables: str) -> st
     /health is asked all the while and must never answer.
     """
     port = free_port()
-    loaded = recipe.load(REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml")
+    loaded = recipe.load(RECIPE)
     overrides = command.Overrides(model_path=model, port=port, audit_path=tmp_path / "audit.json")
     rendered = command.render(loaded, overrides, program=str(REPOSITORY / ".native" / "venv-cpu" / "bin" / "vllm"))
     environment = clean_environment() | rendered.env | variables

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import stop_session
 from audit_document import make
-from conftest import REPOSITORY, clean_environment, free_port
+from conftest import RECIPE, REPOSITORY, clean_environment, free_port
 
 from moet_w2 import recipe
 
-RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
 V2 = "INFO Using V2 Model Runner"
 
 
