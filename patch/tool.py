@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "lib"))
 import fetch
 import ledger
 import pins as pin_table
-import stamp
 from archive import unpack
 from build_errors import OK, BuildError
 from series_format import SeriesPatch, read_dropped, read_series
@@ -76,7 +75,7 @@ def source_text(series: list[SeriesPatch], pins: pin_table.Pins) -> str:
         artifact = pins.artifact(f"vllm.{key}")
         lines.append(f"{key} {artifact.filename} {artifact.sha256}")
     for patch in series:
-        lines += ["", f"series {patch.name} {stamp.digest([('series', patch.path)])}"]
+        lines += ["", f"series {patch.name} {fetch.sha256_of(patch.path)}"]
         lines += [f"  {key}: {patch.header[key]}" for key in ("Target", "Why", "Upstream", "Remove-when")]
     return "\n".join(lines) + "\n"
 

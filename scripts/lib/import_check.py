@@ -22,7 +22,7 @@ facts["torch_cuda"] = torch.version.cuda
 import vllm
 from vllm.platforms import current_platform
 facts["vllm"] = vllm.__version__
-facts["platform"] = type(current_platform).__name__
+facts["platform"] = current_platform.device_type
 try:
     facts["gpus"] = torch.cuda.device_count()
 except Exception as error:
@@ -59,7 +59,7 @@ def expected(pins: pin_table.Pins, variant: str, has_gpu: bool) -> dict[str, obj
         "plugin": (pin_table.ROOT / "runtime_ext" / "pyproject.toml").is_file(),
     }
     if variant == "cpu":
-        facts |= {"torch": pins.get("torch.cpu.version"), "torch_cuda": None, "platform": "CpuPlatform"}
+        facts |= {"torch": pins.get("torch.cpu.version"), "torch_cuda": None, "platform": "cpu"}
     else:
-        facts["platform"] = "NvmlCudaPlatform" if has_gpu else "UnspecifiedPlatform"
+        facts["platform"] = "cuda" if has_gpu else ""
     return facts
