@@ -79,7 +79,7 @@ def run(client: Any, model: str, case: Case) -> dict[str, list[str]] | None:
     for mode in ("whole", "tokens"):
         try:
             answer = ask(client, model, case, text, stream=mode == "tokens")
-        except Exception as error:  # noqa: BLE001  # an error answer is a finding, not the end of the run
+        except Exception as error:  # an error answer is a finding, not the end of the run
             found[mode] = [f"{type(error).__name__}: {error}"]
         else:
             found[mode] = case.faults(answer, streamed=mode == "tokens")

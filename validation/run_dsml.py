@@ -42,7 +42,7 @@ def main(words: list[str] | None = None) -> int:
         return _table(cases, arguments.table)
     try:
         judge = _endpoint(arguments) if arguments.url else _local(arguments.parser)
-    except Exception as error:  # noqa: BLE001  # whatever keeps the first question from being asked
+    except Exception as error:  # whatever keeps the first question from being asked
         print(f"run_dsml: error: {error}", file=sys.stderr)
         return 2
     return _report([(case, judge(case)) for case in cases])

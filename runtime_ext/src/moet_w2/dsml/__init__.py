@@ -1,4 +1,4 @@
-"""DeepSeek-V4's tool calls (DSML) and thinking, parsed right in every split. Attached through vLLM's parser registries."""
+"""DeepSeek-V4's tool calls (DSML) and thinking, parsed right in every split, behind vLLM's parser registries."""
 
 from __future__ import annotations
 

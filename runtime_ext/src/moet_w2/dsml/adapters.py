@@ -24,8 +24,9 @@ from vllm.renderers.chat_utils import get_tool_call_id_type, make_tool_call_id
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 from .markup import THINK_CLOSE, THINK_OPEN, special_tokens, vocabulary
+from .messages import build
 from .schema import Tools
-from .stream import Output, Policy, Stream, Until
+from .stream import CallDelta, Output, Policy, Stream, Until
 
 _NO_TOOLS = Tools({})
 # What is known while only text is at hand: every named invoke may be a call.
@@ -36,7 +37,8 @@ def policy(request: Any, tools: Sequence[Any] | None = None, *, think: bool = Tr
     """What a request allows: its own tools, or those the parser was made with."""
     declared = Tools.of(getattr(request, "tools", None) or tools)
     choice = getattr(request, "tool_choice", None)
-    return Policy(declared, enabled=bool(declared) and choice != "none", think=think)
+    forced = choice not in (None, "auto", "none")
+    return Policy(declared, enabled=bool(declared) and choice != "none", think=think, forced=forced)
 
 
 class MoetDeepSeekV4ReasoningParser(ParserEngineReasoningAdapter):
@@ -74,7 +76,7 @@ class MoetDeepSeekV4ReasoningParser(ParserEngineReasoningAdapter):
         reasoning = "".join(stream.feed(delta_text).reasoning)
         if not stream.done:
             self._streamed_tokens += len(delta_token_ids)
-            return DeltaMessage(reasoning=reasoning) if reasoning else None
+            return build(DeltaMessage, reasoning=reasoning) if reasoning else None
         ids = self._parser_engine
         end = ids.find_reasoning_end(delta_token_ids)
         self._streamed_tokens += end.offset if end else 0
@@ -194,17 +196,18 @@ class MoetDeepSeekV4ToolParser(ParserEngineToolAdapter):
     def _message(self, output: Output) -> DeltaMessage | None:
         # Only what came is set: the server sends the fields that were set.
         fields: dict[str, Any] = {}
+        if output.calls:
+            fields["tool_calls"] = [self._call(call) for call in output.calls]
         if output.content:
             fields["content"] = "".join(output.content)
         if output.reasoning:
             fields["reasoning"] = "".join(output.reasoning)
-        if output.calls:
-            fields["tool_calls"] = [self._call(call) for call in output.calls]
-        return DeltaMessage(**fields) if fields else None
+        return build(DeltaMessage, **fields) if fields else None
 
-    def _call(self, call: Any) -> DeltaToolCall:
+    def _call(self, call: CallDelta) -> DeltaToolCall:
         if call.name is None:
-            return DeltaToolCall(index=call.index, function=DeltaFunctionCall(arguments=call.arguments))
+            function = build(DeltaFunctionCall, arguments=call.arguments)
+            return build(DeltaToolCall, index=call.index, function=function)
         return DeltaToolCall(
             index=call.index,
             id=self._new_id(call.name, call.index),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from functools import lru_cache
+from os.path import commonprefix
 from typing import NamedTuple
 
 SIGIL = "｜DSML｜"
@@ -59,7 +60,7 @@ class Kind(Enum):
     INVOKE_CLOSE = auto()
     PARAM_OPEN = auto()  # name: the key or None; string: the attribute or None
     PARAM_CLOSE = auto()
-    BROKEN_INVOKE = auto()  # an invoke opener that is malformed or cut
+    BROKEN_INVOKE = auto()  # an invoke opener without a usable name
     BROKEN = auto()  # any other malformed or cut piece of known markup
     UNKNOWN = auto()  # the sigil with a word that this format does not have
     FRAGMENT = auto()  # only at the end of the output: the start of something that never came
@@ -81,12 +82,16 @@ _PARAM = re.compile(rf'<{SIGIL} ?parameter((?:{_BLANK}+(?:name|string){_BLANK}*=
 _ATTRIBUTE = re.compile(rf'(name|string){_BLANK}*={_BLANK}*"([^"]*)"')
 _WORD = re.compile(rf"</?{SIGIL} ?([A-Za-z_]*)")
 _TAG_END = re.compile(r"[<>\n]")
+_TELLING = 3  # so many letters of a known word show that it was meant
 _WORDS = (*BLOCK_SPELLINGS, "invoke", "parameter")
 
 
 @lru_cache(maxsize=4096)
 def classify(raw: str) -> Token:
-    """The token of a piece that starts with the sigil: a whole tag, or what is left of one."""
+    """The token at the start of a piece that starts with the sigil: a whole tag, or what is left of one.
+
+    Its ``raw`` is shorter than the piece where other text has run into a damaged tag.
+    """
     closing = raw.startswith(CLOSE)
     if raw.endswith(">"):
         if _BLOCK.fullmatch(raw):
@@ -96,19 +101,21 @@ def classify(raw: str) -> Token:
         if match := _PARAM.fullmatch(raw):
             attributes = dict(_ATTRIBUTE.findall(match.group(1)))
             return Token(Kind.PARAM_OPEN, raw, attributes.get("name"), attributes.get("string"))
-    word = _WORD.match(raw).group(1)  # type: ignore[union-attr]  # raw starts with the sigil
+    match = _WORD.match(raw)
+    start, word = match.start(1), match.group(1)  # type: ignore[union-attr]  # raw starts with the sigil
+    if not any(known.startswith(word) for known in _WORDS):
+        # Letters may have run into a word that was cut short: then only its part is markup.
+        common = max(len(commonprefix((word, known))) for known in _WORDS)
+        if common < _TELLING:
+            return Token(Kind.UNKNOWN, raw)
+        word = word[:common]
+        raw = raw[: start + common]
     if closing:
-        # A cut closer still closes what its letters can mean; without letters, the innermost thing.
+        # A damaged closer still closes what its letters can mean; without letters, the innermost thing.
         if "parameter".startswith(word):
             return Token(Kind.PARAM_CLOSE, raw)
-        if "invoke".startswith(word):
-            return Token(Kind.INVOKE_CLOSE, raw)
-        if any(spelling.startswith(word) for spelling in BLOCK_SPELLINGS):
-            return Token(Kind.BLOCK_CLOSE, raw)
-        return Token(Kind.UNKNOWN, raw)
-    if word and "invoke".startswith(word):
-        return Token(Kind.BROKEN_INVOKE, raw)
-    return Token(Kind.BROKEN if any(known.startswith(word) for known in _WORDS) else Kind.UNKNOWN, raw)
+        return Token(Kind.INVOKE_CLOSE if "invoke".startswith(word) else Kind.BLOCK_CLOSE, raw)
+    return Token(Kind.BROKEN_INVOKE if word == "invoke" else Kind.BROKEN, raw)
 
 
 class Vocabulary:
@@ -145,15 +152,16 @@ class Lexer:
 
     def __init__(self, words: Vocabulary) -> None:
         self._words = words
+        self._search = words.trigger.search
         self._buffer = ""
         self._at = 0
 
+    def passes(self, text: str) -> bool:
+        """Whether ``text`` is plain and nothing is held before it: then it needs no lexing."""
+        return not self._buffer and self._search(text) is None
+
     def feed(self, text: str) -> Iterator[Token]:
         """Tokens that ``text`` completes. The consumer may stop early and take :meth:`rest`."""
-        if not self._buffer and not self._words.trigger.search(text):
-            if text:
-                yield Token(Kind.TEXT, text)
-            return
         self._buffer = self._buffer[self._at :] + text
         self._at = 0
         yield from self._scan()
@@ -197,8 +205,9 @@ class Lexer:
                     end = stop.end()
                 else:
                     end = _WORD.match(buffer, start, end + MAX_TAG).end()  # type: ignore[union-attr]
-                self._at = end
-                yield classify(buffer[start:end])
+                token = classify(buffer[start:end])
+                self._at = end = start + len(token.raw)
+                yield token
             else:
                 self._at = end
                 yield Token(kind, literal.group())

@@ -62,12 +62,14 @@ class Policy:
     tools: the declared functions; ``enabled`` False means that DSML is ordinary text.
     known: False where only the text is at hand, not the request (reasoning parser, streaming).
     think: whether think tags are markup (False: ordinary text).
+    forced: a call is demanded (then vLLM's server drops an answer of white space alone; so does a stream).
     """
 
     tools: Tools
     enabled: bool
     known: bool = True
     think: bool = True
+    forced: bool = False
 
 
 _STRAY = {Kind.BLOCK_CLOSE, Kind.INVOKE_CLOSE, Kind.PARAM_OPEN, Kind.PARAM_CLOSE, Kind.BROKEN}
@@ -100,11 +102,18 @@ class Stream:
         if self.done:
             self.rest += text
             return out
-        for token in self._lexer.feed(text):
-            self._token(token)
-            if self.done:
-                self.rest += self._lexer.rest()
-                break
+        if self._lexer.passes(text):
+            # Most pieces: no tag begins, ends or goes on in them.
+            if self._call:
+                self._call.text(text)
+            elif text:
+                self._token(Token(Kind.TEXT, text))
+        else:
+            for token in self._lexer.feed(text):
+                self._token(token)
+                if self.done:
+                    self.rest += self._lexer.rest()
+                    break
         if self._call:
             self._report()
         return out
@@ -128,7 +137,9 @@ class Stream:
         if self._until is Until.ANSWER:
             if not self.done:
                 self.rest = "".join(self._gap)
-        elif self.state in (State.CONTENT, State.VERBATIM) and not (self._fresh and self._answered):
+        elif self.state in (State.CONTENT, State.VERBATIM) and not (
+            self._fresh and (self._answered or self._policy.forced)
+        ):
             self._out.content += self._gap
         self._gap.clear()
         return out
@@ -311,6 +322,10 @@ class Stream:
 
     def _fragment(self, raw: str) -> None:
         """A tag that the end of the output cut off. Text that only looked like one is shown."""
+        if SIGIL in raw and (ran_into := raw[len(classify(raw).raw) :]):
+            self._token(classify(raw))
+            self._token(Token(Kind.TEXT, ran_into))
+            return
         markup = SIGIL in raw and (self.state is State.BLOCK or classify(raw).kind is not Kind.BROKEN_INVOKE)
         if self.state is State.REASONING or self.state is State.DOUBT:
             self._think_on()
