@@ -23,6 +23,10 @@ def test_every_setting_is_read() -> None:
         "_MAPPED_NUMA_NODE": "1",
         "_MAPPED_PCI": "31:00.0",
         "_MAPPED_AUDIT_PATH": "/a/b.json",
+        "_DELTA_GB": "0.5",
+        "_DELTA_POLICY": "lru",
+        "_PREFILL_FP4": "0",
+        "_STORE_DIR": "/s",
         "_PLANES_CACHE": "/c",
         "_FAST_LOAD_WORKERS": "8",
         "_FAST_LOAD_BATCH_LAYERS": "3",
@@ -30,7 +34,20 @@ def test_every_setting_is_read() -> None:
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
     assert parse(**values) == config.W2Config(
-        False, (43, 45), (44,), 1, "0000:31:00.0", Path("/a/b.json"), Path("/c"), 8, 3, "avx2"
+        False,
+        (43, 45),
+        (44,),
+        1,
+        "0000:31:00.0",
+        Path("/a/b.json"),
+        0.5,
+        "lru",
+        False,
+        Path("/s"),
+        Path("/c"),
+        8,
+        3,
+        "avx2",
     )
 
 
@@ -71,6 +88,12 @@ def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
         ("_DELTA_EXCLUDE_LAYERS", "7,7", "7 is named twice"),
         ("_MAPPED_NUMA_NODE", "-1", "not a NUMA node"),
         ("_MAPPED_PCI", "31:00", "VLLM_MOE_W2_MAPPED_PCI: '31:00' is not a PCI address"),
+        ("_DELTA_GB", "six", "DELTA_GB='six' is not a size"),
+        ("_DELTA_GB", "-1", "DELTA_GB='-1' is not a size"),
+        ("_DELTA_GB", "nan", "DELTA_GB='nan' is not a size"),
+        ("_DELTA_GB", "inf", "DELTA_GB='inf' is not a size"),
+        ("_DELTA_POLICY", "random", "DELTA_POLICY='random' is not allowed; use one of freq, lru"),
+        ("_PREFILL_FP4", "yes", "PREFILL_FP4='yes'.*0, 1"),
         ("_FAST_LOAD_WORKERS", "0", "FAST_LOAD_WORKERS='0' .* from 1 to 64"),
         ("_FAST_LOAD_BATCH_LAYERS", "13", "FAST_LOAD_BATCH_LAYERS='13' .* from 1 to 12"),
         ("_FAST_LOAD_WORKERS", "four", "'four' is not allowed"),

@@ -33,10 +33,13 @@ class Audit:
         path: file to write, or None to write nothing.
         plan: the placement that was asked for.
         device: name, type and NUMA facts of what computes.
+        correction: policy, slots and bytes of the correction pool, or None.
     """
 
-    def __init__(self, path: Path | None, plan: LayerPlan, device: dict[str, Any]) -> None:
-        self.path, self.plan, self.device = path, plan, device
+    def __init__(
+        self, path: Path | None, plan: LayerPlan, device: dict[str, Any], correction: dict[str, Any] | None = None
+    ) -> None:
+        self.path, self.plan, self.device, self.correction = path, plan, device, correction
         self._layers: dict[int, dict[str, Any]] = {}
 
     def created(self, layer: W2Layer, allocator_bytes: int) -> None:
@@ -75,6 +78,7 @@ class Audit:
             "uncorrected_layers": list(self.plan.uncorrected),
             "mapped_bytes": sum(layer["bytes"] for layer in mapped),
             "w2_bytes": sum(layer["bytes"] for layer in layers),
+            "correction": self.correction,
             "redundant_gpu_w2_bytes": sum(layer["redundant_bytes"] or 0 for layer in layers),
             "layers": layers,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from . import envs
 from .errors import ConfigError, HostMemoryError
 from .topology import normalize_pci
 
+DELTA_POLICIES = ("freq", "lru")
 CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
 
 
@@ -23,6 +25,10 @@ class W2Config:
         mapped_numa_node: the NUMA node mapped layers must lie on, or None to resolve it.
         mapped_pci: the normalised PCI address of the GPU to use, or None to take the visible one.
         audit_path: where the audit is written, or None for nowhere.
+        delta_gib: GiB of correction slots, 0 for none.
+        delta_policy: which experts get a slot.
+        prefill_fp4: whether prefill reads resident slots.
+        store_dir: folder of the correction pack.
         planes_cache: folder of ready planes, or None to build every layer from the checkpoint.
         load_workers: threads that read ready planes.
         load_batch_layers: layers handed to them at once.
@@ -35,6 +41,10 @@ class W2Config:
     mapped_numa_node: int | None = None
     mapped_pci: str | None = None
     audit_path: Path | None = None
+    delta_gib: float = 0.0
+    delta_policy: str = "freq"
+    prefill_fp4: bool = True
+    store_dir: Path | None = None
     planes_cache: Path | None = None
     load_workers: int = 4
     load_batch_layers: int = 12
@@ -54,6 +64,10 @@ def parse(settings: envs.Settings) -> W2Config:
         mapped_numa_node=_node("VLLM_MOE_W2_MAPPED_NUMA_NODE", settings.mapped_numa_node),
         mapped_pci=_pci("VLLM_MOE_W2_MAPPED_PCI", settings.mapped_pci),
         audit_path=Path(settings.mapped_audit_path) if settings.mapped_audit_path else None,
+        delta_gib=_gib("VLLM_MOE_W2_DELTA_GB", settings.delta_gb),
+        delta_policy=_choice("VLLM_MOE_W2_DELTA_POLICY", settings.delta_policy, DELTA_POLICIES) or "freq",
+        prefill_fp4=_flag("VLLM_MOE_W2_PREFILL_FP4", settings.prefill_fp4, default=True),
+        store_dir=Path(settings.store_dir) if settings.store_dir else None,
         planes_cache=Path(settings.planes_cache) if settings.planes_cache else None,
         load_workers=_count("VLLM_MOE_W2_FAST_LOAD_WORKERS", settings.fast_load_workers, 4, most=64),
         load_batch_layers=_count("VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS", settings.fast_load_batch_layers, 12, most=12),
@@ -111,6 +125,18 @@ def _count(name: str, text: str | None, default: int, most: int) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
         raise ConfigError(f"{name}={text!r} is not allowed; use a number from 1 to {most}")
     return int(text)
+
+
+def _gib(name: str, text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < math.inf:
+        raise ConfigError(f"{name}={text!r} is not a size; give GiB, such as 6 or 0.25, or 0 for no correction")
+    return value
 
 
 def _pci(name: str, text: str | None) -> str | None:

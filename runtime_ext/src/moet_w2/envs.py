@@ -14,12 +14,16 @@ from .errors import ConfigError
 PREFIX = "VLLM_MOE_W2"
 
 SETTINGS: dict[str, str] = {
-    "VLLM_MOE_W2": "1 (default) serves routed experts from 2-bit planes; 0 leaves vLLM as it is upstream",
+    "VLLM_MOE_W2": "1 (default); 0 leaves experts and parsers as they are upstream",
     "VLLM_MOE_W2_MAPPED_LAYERS": "comma-separated layer keys whose planes live in locked host memory",
     "VLLM_MOE_W2_MAPPED_NUMA_NODE": "guard: the NUMA node that mapped layers must lie on",
     "VLLM_MOE_W2_MAPPED_PCI": "guard: the PCI address of the GPU this process must use",
     "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "file that receives the placement audit (JSON, replaced atomically)",
     "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS": "comma-separated layer keys that never take a correction slot",
+    "VLLM_MOE_W2_DELTA_GB": "GiB of correction slots; 0 (default) serves every expert from its 2-bit base",
+    "VLLM_MOE_W2_DELTA_POLICY": "which experts get a slot: freq (default) or lru",
+    "VLLM_MOE_W2_PREFILL_FP4": "1 (default): prefill reads resident slots too; 0: it reads the base only",
+    "VLLM_MOE_W2_STORE_DIR": "folder of the correction pack, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_PLANES_CACHE": "folder of ready planes, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_FAST_LOAD_WORKERS": "threads that read ready planes (default 4)",
     "VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS": "layers handed to them at once (default 12, at most 12)",
@@ -27,16 +31,7 @@ SETTINGS: dict[str, str] = {
 }
 """Every setting that this version honours, with its meaning."""
 
-RESERVED: frozenset[str] = frozenset(
-    f"VLLM_MOE_W2_{name}"
-    for name in (
-        "DELTA_GB",
-        "DELTA_POLICY",
-        "PREFILL_FP4",
-        "STORE_DIR",
-        "TRACE",
-    )
-)
+RESERVED: frozenset[str] = frozenset(f"VLLM_MOE_W2_{name}" for name in ("TRACE",))
 """Names of the family that this version does not honour yet: setting one is an error, not a no-op."""
 
 
@@ -50,6 +45,10 @@ class Settings:
     mapped_pci: str | None = None
     mapped_audit_path: str | None = None
     delta_exclude_layers: str | None = None
+    delta_gb: str | None = None
+    delta_policy: str | None = None
+    prefill_fp4: str | None = None
+    store_dir: str | None = None
     planes_cache: str | None = None
     fast_load_workers: str | None = None
     fast_load_batch_layers: str | None = None
@@ -77,6 +76,10 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         mapped_pci=text("_MAPPED_PCI"),
         mapped_audit_path=text("_MAPPED_AUDIT_PATH"),
         delta_exclude_layers=text("_DELTA_EXCLUDE_LAYERS"),
+        delta_gb=text("_DELTA_GB"),
+        delta_policy=text("_DELTA_POLICY"),
+        prefill_fp4=text("_PREFILL_FP4"),
+        store_dir=text("_STORE_DIR"),
         planes_cache=text("_PLANES_CACHE"),
         fast_load_workers=text("_FAST_LOAD_WORKERS"),
         fast_load_batch_layers=text("_FAST_LOAD_BATCH_LAYERS"),

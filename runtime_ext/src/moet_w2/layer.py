@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,8 @@ class W2Layer:
         host: the host allocation behind ``storage`` where it is mapped, else None.
         shard: this rank's share.
         dispatched: whether the layer has computed yet.
+        on_codes: told of each expert's MXFP4 codes as they arrive: (expert, projection, uint8 ``[N, K / 2]`` of
+            this rank).
         origin: where its bytes come from, "checkpoint" (quantised here) or "cache".
     """
 
@@ -49,6 +52,7 @@ class W2Layer:
 
     def __post_init__(self) -> None:
         self.dispatched = False
+        self.on_codes: Callable[[int, str, torch.Tensor], None] | None = None
         self.origin = "checkpoint"
         self._arrived: set[tuple[int, str, str]] = set()
         self._views = {
@@ -102,6 +106,8 @@ class W2Layer:
             )
         source = tensor.contiguous().view(torch.uint8).to(self.storage.device)
         if kind == "weight":
+            if self.on_codes is not None:
+                self.on_codes(expert, projection, self._share(projection, source))
             source = codebook.to_two_bit(source)
         pack = planes.pack_codes if kind == "weight" else planes.pack_scales
         pack(self._share(projection, source), out=self._place(expert, projection, kind))

@@ -92,7 +92,9 @@ class W2MoEMethod(FusedMoEMethodBase):
         if not w2.dispatched:
             w2.dispatched = True
             runtime.get().audit.dispatched(w2)
-        return reference.moe(w2, x, topk_weights, topk_ids, layer.swiglu_limit)
+        correction = runtime.get().correction
+        resident = None if correction is None else correction.resident(w2.key, topk_ids)
+        return reference.moe(w2, x, topk_weights, topk_ids, layer.swiglu_limit, resident)
 
 
 def redundant_bytes(layer: torch.nn.Module, w2: W2Layer) -> int:

@@ -41,7 +41,7 @@ def pack_codes(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
         UnsupportedError: N or K is not a multiple of the tile's.
     """
     rows, cols = codes.shape[0], codes.shape[1] * 2
-    tiles_n, tiles_k = _tiles(rows, cols)
+    tiles_n, tiles_k = tiles(rows, cols)
     # row = (tile_n, half, g); byte of a row = (tile_k, word j, step s, hi, t)
     grid = codes.view(tiles_n, 2, 8, tiles_k, 4, 2, 2, 4)
     both = grid[:, :, :, :, :, 0] | (grid[:, :, :, :, :, 1] << 2)
@@ -78,7 +78,7 @@ def byte_rows(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     Returns:
         uint8 ``[..., N, K / 4]``; :func:`byte_columns` says which columns a byte holds.
     """
-    tiles_n, tiles_k = _tiles(rows, cols)
+    tiles_n, tiles_k = tiles(rows, cols)
     lanes = planes.reshape(-1, tiles_n, tiles_k, 8, 4, 4, 2, 2)  # b, tile_n, tile_k, g, t, j, hi, half
     return lanes.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(*planes.shape[:-1], rows, cols // 4)
 
@@ -102,19 +102,20 @@ def pack_scales(scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.
     Raises:
         UnsupportedError: N or K is not a multiple of the tile's.
     """
-    tiles_n, tiles_k = _tiles(scales.shape[0], scales.shape[1] * SCALE_BLOCK)
+    tiles_n, tiles_k = tiles(scales.shape[0], scales.shape[1] * SCALE_BLOCK)
     grid = scales.view(tiles_n, 2, 8, tiles_k, 4)  # tile_n, half, g, tile_k, j
     return _store(grid.permute(0, 3, 2, 1, 4), out)
 
 
 def unpack_scales(packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """The inverse of :func:`pack_scales`: uint8 ``[..., N * K / 32]`` to ``[..., N, K / 32]``."""
-    tiles_n, tiles_k = _tiles(rows, cols)
+    tiles_n, tiles_k = tiles(rows, cols)
     grid = packed.reshape(-1, tiles_n, tiles_k, 8, 2, 4)
     return grid.permute(0, 1, 4, 3, 2, 5).reshape(*packed.shape[:-1], rows, cols // SCALE_BLOCK)
 
 
-def _tiles(rows: int, cols: int) -> tuple[int, int]:
+def tiles(rows: int, cols: int) -> tuple[int, int]:
+    """Tiles along N and along K of a weight matrix; UnsupportedError where it does not tile."""
     if rows % TILE_ROWS or cols % TILE_COLS or not rows or not cols:
         raise UnsupportedError(
             f"a weight of {rows} x {cols} cannot be cut into W2 tiles: rows must be a multiple of "

@@ -19,7 +19,7 @@ def register() -> None:
     from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
 
-    from . import config, cpu, envs
+    from . import config, cpu, dsml, envs
     from .errors import UnsupportedError
 
     settings = config.load()
@@ -35,4 +35,6 @@ def register() -> None:
     register_model_loader(LOAD_FORMAT)(MoetLoader)
     if not isinstance(get_model_loader(LoadConfig(load_format=LOAD_FORMAT)), MoetLoader):
         raise UnsupportedError(f"vLLM did not take the load format {LOAD_FORMAT}; this vLLM is not the pinned one")
+    if settings.enabled:
+        dsml.attach()
     _registered = True

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 
 from . import codebook, planes
+from .correction import codes
+from .correction.tier import Resident
 from .geometry import SCALE_BLOCK
 from .layer import W2Layer
 
@@ -47,7 +49,12 @@ def clamped_swiglu(gate_up: torch.Tensor, limit: float | None) -> torch.Tensor:
 
 
 def moe(
-    layer: W2Layer, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, limit: float | None
+    layer: W2Layer,
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    limit: float | None,
+    resident: Resident | None = None,
 ) -> torch.Tensor:
     """Routed experts of one layer over a batch of tokens, products accumulated in float32.
 
@@ -57,6 +64,7 @@ def moe(
         topk_weights: float ``[T, k]``, routed scaling already inside.
         topk_ids: integer ``[T, k]``; -1 marks a padded row and adds nothing.
         limit: SwiGLU clamp.
+        resident: experts that hold a correction slot compute with its FP4 codes instead of the base's.
 
     Returns:
         ``[T, H]`` in ``x``'s dtype; a partial sum under tensor parallelism. Each token's experts are added in
@@ -67,6 +75,10 @@ def moe(
     contributions = torch.zeros(tokens, k, hidden, dtype=torch.float32, device=x.device)
     experts = torch.unique(topk_ids[topk_ids >= 0]).long()
     w13, w2 = _byte_order(layer, "planes13", experts), _byte_order(layer, "planes2", experts)
+    if resident is not None:
+        for index, slot in enumerate(resident.slots[experts].tolist()):
+            if slot >= 0:
+                w13[index], w2[index] = _corrected(layer, int(experts[index]), resident.rows[slot])
     # A sum over columns does not mind their order: permuting the activations is cheaper than the weights.
     outer = x.float()[:, planes.byte_columns(hidden).flatten()]
     inner_columns = planes.byte_columns(width).flatten()
@@ -91,6 +103,33 @@ def _byte_order(layer: W2Layer, part: str, experts: torch.Tensor) -> torch.Tenso
     values = values.view(len(experts), rows, cols // SCALE_BLOCK, SCALE_BLOCK)
     scales = planes.unpack_scales(layer.view("sc" + part.removeprefix("planes"))[experts], rows, cols)
     return values.mul_(codebook.scale_values(scales).unsqueeze(-1)).flatten(-2)
+
+
+def corrected(layer: W2Layer, expert: int, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of an expert from its correction row, with the base's scales.
+
+    Args:
+        layer: the layer.
+        expert: expert index.
+        row: uint8 ``[row_bytes]``, see :mod:`moet_w2.correction.codes`.
+
+    Returns:
+        float32 ``[2 I, H]`` (gate rows, then up rows) and ``[H, I]``.
+    """
+    hidden, width = layer.geometry.hidden, layer.geometry.width
+    part = codes.row_slices(layer.geometry)
+    gate_up = torch.cat([codes.unpack(row[part[name]], width, hidden) for name in ("w1", "w3")])
+    sc13 = planes.unpack_scales(layer.view("sc13")[expert], 2 * width, hidden)
+    sc2 = planes.unpack_scales(layer.view("sc2")[expert], hidden, width)
+    down = codes.unpack(row[part["w2"]], hidden, width)
+    return codebook.mxfp4_values(gate_up, sc13), codebook.mxfp4_values(down, sc2)
+
+
+def _corrected(layer: W2Layer, expert: int, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`corrected` gives, columns in byte order."""
+    w13, w2 = corrected(layer, expert, row)
+    hidden, width = layer.geometry.hidden, layer.geometry.width
+    return w13[:, planes.byte_columns(hidden).flatten()], w2[:, planes.byte_columns(width).flatten()]
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
 
-from . import checkpoint, config, cuda_host, placement, preflight, topology
+from . import checkpoint, config, cuda_host, placement, preflight, step_hook, topology
 from .audit import Audit
 from .cache import key as cache_key
 from .cache.session import Session
+from .correction.tier import Correction
 from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
 from .host_memory import HostAllocation
@@ -37,6 +39,7 @@ class W2Runtime:
         locality: the node that mapped layers lie on; None where the plan maps none.
         audit: the record of what was placed.
         cache: the cache of ready planes in use, or None.
+        correction: the correction tier, or None.
         layers: every W2 layer by its key.
     """
 
@@ -47,8 +50,10 @@ class W2Runtime:
         locality: Locality | None,
         audit: Audit,
         cache: Session | None = None,
+        correction: Correction | None = None,
     ) -> None:
-        self.plan, self.device, self.locality, self.audit, self.cache = plan, device, locality, audit, cache
+        self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
+        self.cache, self.correction = cache, correction
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -68,16 +73,21 @@ class W2Runtime:
             storage = torch.empty(geometry.nbytes, dtype=torch.uint8, device=self.device)
         layer = W2Layer(key, geometry, where, storage, host, shard)
         self.layers[key] = layer
+        if self.correction is not None:
+            self.correction.created(layer)
         self.audit.created(layer, self._allocator_bytes() - allocated)
         return layer
 
     def fill_from_cache(self) -> None:
         """Read what the cache holds of the layers that wait for their tensors."""
         if self.cache is not None:
-            self.cache.fill(self.layers.values())
+            waiting = [layer.key for layer in self.layers.values() if layer.on_codes is not None]
+            self.cache.fill(self.layers.values(), withheld=waiting)
 
     def loaded(self, layer: W2Layer, redundant_bytes: int) -> None:
         """A layer is complete: note it, and keep it for the next start where it was built here."""
+        if self.correction is not None:
+            self.correction.loaded(layer)
         self.audit.loaded(layer, redundant_bytes)
         if self.cache is not None:
             self.cache.built(layer)
@@ -107,11 +117,14 @@ def get() -> W2Runtime:
     _refuse_unsupported(vllm_config)
     settings = config.load()
     load_format = vllm_config.load_config.load_format
-    if settings.planes_cache is not None and load_format != LOAD_FORMAT:
-        raise ConfigError(
-            f"VLLM_MOE_W2_PLANES_CACHE={settings.planes_cache} needs --load-format {LOAD_FORMAT}, "
-            f"not {load_format}; add it or unset the cache"
-        )
+    for name, folder in (
+        ("VLLM_MOE_W2_PLANES_CACHE", settings.planes_cache),
+        ("VLLM_MOE_W2_STORE_DIR", settings.store_dir),
+    ):
+        if folder is not None and load_format != LOAD_FORMAT:
+            raise ConfigError(
+                f"{name}={folder} needs --load-format {LOAD_FORMAT}, not {load_format}; add it or unset {name}"
+            )
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
     report = checkpoint.inspect(model.model)
@@ -122,12 +135,31 @@ def get() -> W2Runtime:
     share = LayerGeometry(whole.experts, whole.hidden, whole.width // shard.size)
     if locality is not None:
         preflight.check(len(plan.mapped) * share.nbytes, locality)
-    audit = Audit(settings.audit_path, plan, _describe(device, locality))
+    key = cache_key.make(report, share, shard)
     cache = None
     if settings.planes_cache is not None:
-        key = cache_key.make(report, share, shard)
         cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
-    return W2Runtime(plan, device, locality, audit, cache)
+    correction = _correction(settings, plan, key, device)
+    audit = Audit(settings.audit_path, plan, _describe(device, locality), correction and correction.facts())
+    return W2Runtime(plan, device, locality, audit, cache, correction)
+
+
+def _correction(
+    settings: config.W2Config, plan: LayerPlan, key: cache_key.CacheKey, device: torch.device
+) -> Correction | None:
+    slots = int(settings.delta_gib * 2**30) // key.geometry.correction_row_bytes
+    if not settings.delta_gib:
+        return None
+    if settings.store_dir is None:
+        raise ConfigError(f"VLLM_MOE_W2_DELTA_GB={settings.delta_gib:g} needs VLLM_MOE_W2_STORE_DIR; name a folder")
+    if device.type != "cpu":
+        raise UnsupportedError("FP4 correction is not yet supported on a GPU; unset VLLM_MOE_W2_DELTA_GB")
+    made = Correction(plan, key, settings.store_dir, slots, settings.delta_policy, settings.prefill_fp4, device)
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    step_hook.attach(GPUModelRunner, made.boundary)
+    Finalize(None, made.close, exitpriority=1)
+    return made
 
 
 def _device() -> torch.device:

@@ -44,8 +44,8 @@ def publish(root: Path, key: CacheKey, layer: W2Layer) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory)
     if not (directory / layout.KEY_FILE).is_file():
-        with _temporary(directory, layout.KEY_FILE) as file:
-            file.write((json.dumps({"digest": key.digest, **key.document}, indent=2) + "\n").encode())
+        document = json.dumps({"digest": key.digest, **key.document}, indent=2) + "\n"
+        write_atomically(directory, layout.KEY_FILE, document.encode())
     payload, sidecar = layout.payload_path(directory, layer.key), layout.sidecar_path(directory, layer.key)
     nbytes = layer.geometry.nbytes
     digest = hashlib.sha256()
@@ -54,8 +54,14 @@ def publish(root: Path, key: CacheKey, layer: W2Layer) -> None:
         for chunk in _host_chunks(layer.storage):
             digest.update(chunk)
             file.write(chunk)
-    with _temporary(directory, sidecar.name) as file:
-        file.write(layout.Sidecar(key.digest, layer.key, nbytes, digest.hexdigest()).to_json().encode())
+    vouched = layout.Sidecar(key.digest, layer.key, nbytes, digest.hexdigest())
+    write_atomically(directory, sidecar.name, vouched.to_json().encode())
+
+
+def write_atomically(directory: Path, name: str, content: bytes) -> None:
+    """Put a small file in place, whole and on the disk, or raise OSError and leave the old one."""
+    with _temporary(directory, name) as file:
+        file.write(content)
 
 
 def remove_leftovers(directory: Path) -> int:

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,14 +48,21 @@ class Session:
         self._writes: list[Future[None]] = []
         self._writable = self._hold()
 
-    def fill(self, layers: Iterable[W2Layer]) -> None:
-        """Read every layer that may be read and is not complete yet; the others stay empty and are noted."""
+    def fill(self, layers: Iterable[W2Layer], withheld: Collection[int] = ()) -> None:
+        """Read every layer that may be read and is not complete yet; the others stay empty and are noted.
+
+        Args:
+            layers: the process's layers.
+            withheld: keys that must come from the checkpoint all the same, because more than planes is needed.
+        """
         wanted = {layer.key: layer for layer in layers if not layer.complete}
         start = time.perf_counter()
         verdicts = judge(self.root, self.key, wanted)
         self._spent("eligibility", start)
         self.misses |= {key: miss for key, miss in verdicts.items() if miss is not None}
-        readable = [wanted[key] for key, miss in verdicts.items() if miss is None]
+        readable = [wanted[key] for key, miss in verdicts.items() if miss is None and key not in withheld]
+        if withheld:
+            logger.info("moet cache: layers are built from the checkpoint for their FP4 codes: %s", sorted(withheld))
         start = time.perf_counter()
         with Progress("planes", len(readable), len(readable) * self.key.geometry.nbytes, sys.stderr) as progress:
             results = load(self.root, self.key, readable, self.workers, self.batch, progress.add)

@@ -1,0 +1,34 @@
+"""Runs something of ours between two steps of vLLM's model runner (Model Runner V2)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .errors import UnsupportedError
+
+
+def attach(runner: type, boundary: Callable[[], None]) -> None:
+    """Call ``boundary`` before each real step; warm-up and profiling runs are no steps.
+
+    Args:
+        runner: vLLM's ``GPUModelRunner``, the base of the CPU's too.
+        boundary: what to call, on the thread that runs the steps.
+
+    Raises:
+        UnsupportedError: the runner has no ``execute_model`` with a ``dummy_run`` argument.
+    """
+    original = getattr(runner, "execute_model", None)
+    if original is None or "dummy_run" not in inspect.signature(original).parameters:
+        raise UnsupportedError(f"{runner.__qualname__}.execute_model is not the one of the pinned vLLM")
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not signature.bind(self, *args, **kwargs).arguments.get("dummy_run", False):
+            boundary()
+        return original(self, *args, **kwargs)
+
+    runner.execute_model = execute_model  # type: ignore[attr-defined]
