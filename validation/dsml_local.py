@@ -54,7 +54,8 @@ def parser_class(which: str) -> type:
     else:
         from vllm.parser.engine.registered_adapters import DeepSeekV4ParserReasoningAdapter as Reasoning
         from vllm.tool_parsers.deepseekv4_engine_tool_parser import DeepSeekV4EngineToolParser as Tools
-    return type(f"{which.title()}Parser", (DelegatingParser,), {"reasoning_parser_cls": Reasoning, "tool_parser_cls": Tools})
+    parts = {"reasoning_parser_cls": Reasoning, "tool_parser_cls": Tools}
+    return type(f"{which.title()}Parser", (DelegatingParser,), parts)
 
 
 def request(tools: list[dict[str, Any]] | None, tool_choice: Any = None, **options: Any) -> Any:

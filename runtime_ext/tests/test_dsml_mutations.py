@@ -75,7 +75,8 @@ def test_a_leak_would_be_noticed():
 def test_memory_is_bounded_by_the_output():
     """A stream that never resolves holds one tag and the value that is open, not more."""
     asked = support.request([support.tool("f")])
-    text = "</think><｜DSML｜tool_calls>" + '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">x' * 4000
+    one = '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">x'
+    text = "</think><｜DSML｜tool_calls>" + one * 4000
     pieces = TOKEN.findall(text)
     tracemalloc.start()
     support.read_pieces(pieces, asked)

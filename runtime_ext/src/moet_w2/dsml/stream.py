@@ -102,11 +102,13 @@ class Stream:
         if self.done:
             self.rest += text
             return out
+        if not text:
+            return out
         if self._lexer.passes(text):
             # Most pieces: no tag begins, ends or goes on in them.
             if self._call:
                 self._call.text(text)
-            elif text:
+            else:
                 self._token(Token(Kind.TEXT, text))
         else:
             for token in self._lexer.feed(text):
@@ -322,6 +324,9 @@ class Stream:
 
     def _fragment(self, raw: str) -> None:
         """A tag that the end of the output cut off. Text that only looked like one is shown."""
+        if self._until is Until.ANSWER and self.state is State.CONTENT:
+            self._text(raw)
+            return
         if SIGIL in raw and (ran_into := raw[len(classify(raw).raw) :]):
             self._token(classify(raw))
             self._token(Token(Kind.TEXT, ran_into))
@@ -335,7 +340,7 @@ class Stream:
                 self._call.text(raw)
         elif self.state is State.BARE:
             self._held.append(Token(Kind.TEXT, raw))
-        elif self.state is State.VERBATIM or not self._policy.enabled or not markup or self._until is Until.ANSWER:
+        elif self.state is State.VERBATIM or not self._policy.enabled or not markup:
             self._text(raw)
 
     # -- calls -----------------------------------------------------------------------------------------------------
