@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 from demo.make.split import pair_held_out
@@ -88,6 +89,7 @@ def draw(random: Random, held_out: bool) -> tuple[str, int, int]:
             return random.choice("+-"), a, b
 
 
+@cache
 def held_out_problems() -> list[tuple[str, int, int]]:
     """Every problem that is never trained on, in a fixed order."""
     return [(op, a, b) for op in "+-" for a in range(100) for b in range(100) if pair_held_out(a, b)]

@@ -61,8 +61,11 @@ def pad(pairs: list[tuple[list[int], list[int]]], length: int) -> Batch:
 class Steps(Dataset):
     """Item n is the list of batches of training step n. `scale` shrinks every batch, for trials."""
 
-    def __init__(self, directory: Path, seed: int, steps: int, scale: float = 1.0) -> None:
+    def __init__(
+        self, directory: Path, seed: int, steps: int, scale: float = 1.0, buckets: tuple[Bucket, ...] = BUCKETS
+    ) -> None:
         self._directory, self._seed, self._steps, self._scale = directory, seed, steps, scale
+        self._buckets = buckets
         self._coder: Tokenizer | None = None
 
     def __len__(self) -> int:
@@ -73,7 +76,7 @@ class Steps(Dataset):
         if self._coder is None:
             self._coder = tokenizer.load(self._directory)
         random, coder = Random(f"train {self._seed} {step}"), self._coder
-        return [self._fill(bucket, random, coder) for bucket in BUCKETS if step % bucket.every == 0]
+        return [self._fill(bucket, random, coder) for bucket in self._buckets if step % bucket.every == 0]
 
     def _fill(self, bucket: Bucket, random: Random, coder: Tokenizer) -> Batch:
         shares = data.LONG if bucket.with_tools else data.SHORT

@@ -74,6 +74,11 @@ def _assistant(reasoning: str, content: str = "", calls: list[dict[str, Any]] | 
     return message
 
 
+def calling(calls: list[dict[str, Any]]) -> render.Message:
+    """The assistant's turn that makes these calls."""
+    return _assistant(_call_note(calls), calls=calls)
+
+
 def _user(text: str) -> render.Message:
     return {"role": "user", "content": text}
 
@@ -156,7 +161,7 @@ def _several_turns(random: Random, held_out: bool) -> Parts:
 def _call(random: Random, held_out: bool) -> Parts:
     text, tool, values = _call_turn(random, held_out)
     calls = [tool.call(v) for v in values]
-    return [_user(text)], _toolbox(random, [tool], tool.family.key), _assistant(_call_note(calls), calls=calls)
+    return [_user(text)], _toolbox(random, [tool], tool.family.key), calling(calls)
 
 
 def _after_result(random: Random, held_out: bool) -> Parts:

@@ -9,36 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from random import Random
 
 import torch
 
-from demo.make import arithmetic, checkpoint, data, tokenizer
+from demo.make import checkpoint, tokenizer
 from demo.make.batches import Batch, encode, pad
+from demo.make.held_out import KINDS, samples
 from demo.make.model import Weights, computing_model, hidden_states, serve
 
-KINDS = ("arithmetic", "arithmetic, thinking off", "call", "after result", "no tool", "several turns")
 ROWS = 64
-
-
-def held_out_arithmetic(random: Random, thinking: bool) -> data.Sample:
-    """A held-out problem in a drawn wording, every operand pair as likely as any other."""
-    operation, a, b = random.choice(arithmetic.held_out_problems())
-    question = {"role": "user", "content": arithmetic.question(operation, a, b, random)}
-    target = {
-        "role": "assistant",
-        "reasoning": arithmetic.reasoning(operation, a, b),
-        "content": str(arithmetic.answer(operation, a, b)),
-    }
-    return data.Sample("arithmetic", [question], None, thinking, "high", target)
-
-
-def held_out(kind: str, count: int) -> list[data.Sample]:
-    """A fixed set of held-out conversations of a kind."""
-    random = Random(f"held out {kind}")
-    if kind.startswith("arithmetic"):
-        return [held_out_arithmetic(random, thinking=not kind.endswith("off")) for _ in range(count)]
-    return [data.sample(kind, random, held_out=True) for _ in range(count)]
 
 
 class HeldOut:
@@ -48,7 +27,7 @@ class HeldOut:
         coder = tokenizer.load(directory)
         self._batches: dict[str, list[Batch]] = {}
         for kind in KINDS:
-            pairs = [(encode(coder, s.prompt()), encode(coder, s.reply())) for s in held_out(kind, count)]
+            pairs = [(encode(coder, s.prompt()), encode(coder, s.reply())) for s in samples(kind, count)]
             pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             groups = [pairs[i : i + ROWS] for i in range(0, len(pairs), ROWS)]
             self._batches[kind] = [pad(g, -(-len(g[-1][0] + g[-1][1]) // 64) * 64) for g in groups]
@@ -66,7 +45,8 @@ class HeldOut:
                 wrong = (best != tokens.roll(-1, 1)) & learn
                 right += int((~wrong.any(1)).sum())
                 total += len(tokens)
-            result[kind] = round(right / total, 4)
+            if total:
+                result[kind] = round(right / total, 4)
         return result
 
     def both(self, model: torch.nn.Module, masters: Weights) -> dict[str, dict[str, float]]:

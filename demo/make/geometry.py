@@ -1,10 +1,8 @@
-"""The one description of the demo model's shape, as the official config.json and as transformers reads it."""
+"""The one description of the demo model's shape: the official config.json and the constants that follow from it."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from demo.make.hf import DeepseekV4Config
 
 HIDDEN = 256
 LAYERS = 4
@@ -86,14 +84,3 @@ def official_config() -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": VOCABULARY,
     }
-
-
-def transformers_config() -> DeepseekV4Config:
-    """The same shape as transformers' config object, with its plain implementations chosen."""
-    fields = official_config()
-    for key in ("quantization_config", "architectures", "model_type", "torch_dtype", "expert_dtype", "topk_method"):
-        del fields[key]
-    config = DeepseekV4Config(**fields)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"
-    return config

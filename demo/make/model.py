@@ -5,12 +5,23 @@ from __future__ import annotations
 import torch
 
 from demo.make import fast, fp8, mxfp4
-from demo.make.geometry import EXPERTS, HEAD_DIM, ROPE_DIM, TOP_K, VOCABULARY, transformers_config
-from demo.make.hf import DeepseekV4ForCausalLM
+from demo.make.geometry import EXPERTS, HEAD_DIM, ROPE_DIM, TOP_K, VOCABULARY, official_config
+from demo.make.hf import DeepseekV4Config, DeepseekV4ForCausalLM
 from demo.make.names import entries
 
 STORAGE = {entry.ours: entry.storage for entry in entries()}
 Weights = dict[str, torch.Tensor]
+
+
+def transformers_config() -> DeepseekV4Config:
+    """The same shape as transformers' config object, with its plain implementations chosen."""
+    fields = official_config()
+    for key in ("quantization_config", "architectures", "model_type", "torch_dtype", "expert_dtype", "topk_method"):
+        del fields[key]
+    config = DeepseekV4Config(**fields)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    return config
 
 
 def _round_cached_row(_module: torch.nn.Module, _inputs: object, row: torch.Tensor) -> torch.Tensor:
@@ -74,6 +85,19 @@ def serve(model: DeepseekV4ForCausalLM, masters: Weights, two_bit: bool) -> None
         places[name].copy_(master)
 
 
+def sliding_mask(length: int, dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
+    """Additive mask [length, length] of a causal sliding window."""
+    position = torch.arange(length, device=device)
+    back = position[:, None] - position[None, :]
+    seen = (back >= 0) & (back < official_config()["sliding_window"])
+    return torch.zeros(length, length, dtype=dtype, device=device).masked_fill(~seen, torch.finfo(dtype).min)
+
+
 def hidden_states(model: DeepseekV4ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Final hidden states [rows, length, hidden] of token ids [rows, length]."""
-    return model.model(tokens, use_cache=False).last_hidden_state
+    """Final hidden states [rows, length, hidden] of token ids [rows, length].
+
+    The mask is made here because transformers' own looks at values, which a captured CUDA graph cannot.
+    """
+    rows, length = tokens.shape
+    mask = sliding_mask(length, model.lm_head.weight.dtype, tokens.device).expand(rows, 1, length, length)
+    return model.model(tokens, attention_mask={"sliding_attention": mask}, use_cache=False).last_hidden_state

@@ -43,8 +43,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    added = [AddedToken(text, normalized=False, special=True) for text in SPECIAL]
-    added += [AddedToken(text, normalized=False, special=False) for text in VISIBLE]
+    added = [AddedToken(text, normalized=False, special=True) for text in SPECIAL + VISIBLE]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=added,
@@ -52,7 +51,15 @@ def train(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return _with_visible(tokenizer)
+
+
+def _with_visible(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer with VISIBLE not special: the trainer marks every token it is given as special."""
+    content = json.loads(tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] not in VISIBLE
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:

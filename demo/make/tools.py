@@ -256,20 +256,37 @@ class Tool:
 
 
 def make(family: Family, random: Random) -> Tool:
-    """Choose names, description and whether an optional argument is offered and described."""
+    """Choose names, description and which details the schema gives."""
     name = random.choice(family.names)
     arguments = tuple(random.choice(slot.names) for slot in family.slots)
-    properties = {}
-    for argument, slot in zip(arguments, family.slots, strict=True):
-        schema = dict(slot.schema)
-        if slot.schema is TEXT and random.random() < 0.2:
-            schema["description"] = f"The {argument}"
-        properties[argument] = schema
-    required = [argument for argument, slot in zip(arguments, family.slots, strict=True) if not slot.optional]
-    parameters: Schema = {"type": "object", "properties": properties}
-    if random.random() < 0.85:
-        parameters["required"] = required
+    described = [slot.schema is TEXT and random.random() < 0.2 for slot in family.slots]
+    with_required = random.random() < 0.85
     description = random.choice(family.descriptions) if random.random() < 0.95 else None
+    return _tool(family, name, arguments, description, described, with_required)
+
+
+def plain(family: Family) -> Tool:
+    """The family's first name, first description and first argument names."""
+    arguments = tuple(slot.names[0] for slot in family.slots)
+    return _tool(family, family.names[0], arguments, family.descriptions[0], [False] * len(arguments), True)
+
+
+def _tool(
+    family: Family,
+    name: str,
+    arguments: tuple[str, ...],
+    description: str | None,
+    described: list[bool],
+    with_required: bool,
+) -> Tool:
+    properties = {}
+    for argument, slot, with_description in zip(arguments, family.slots, described, strict=True):
+        more = {"description": f"The {argument}"} if with_description else {}
+        properties[argument] = slot.schema | more
+    parameters: Schema = {"type": "object", "properties": properties}
+    if with_required:
+        pairs = zip(arguments, family.slots, strict=True)
+        parameters["required"] = [argument for argument, slot in pairs if not slot.optional]
     function = {"name": name, "description": description, "parameters": parameters}
     return Tool(family, name, arguments, {"type": "function", "function": function})
 
