@@ -10,15 +10,17 @@ MXFP4 = 4
 
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _NIBBLES = torch.cat((_E2M1, -_E2M1))
-_PAIRS = torch.stack((_NIBBLES.repeat(16), _NIBBLES.repeat_interleave(16)), dim=1)
-"""[256, 2]: the two values of a byte, low nibble first."""
+_PAIRS = torch.stack((_NIBBLES.repeat(16), _NIBBLES.repeat_interleave(16)), dim=1).view(torch.int64).flatten()
+"""For each byte its two float32 values, low nibble first, as one int64: one look-up yields both."""
+_SCALES = torch.exp2(torch.arange(256, dtype=torch.float32) - 127)
 
 
 def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """MXFP4 codes [N, K/2] (two a byte) and UE8M0 scales [N, K/32], both uint8, to float32 [N, K]."""
     rows, width = codes.shape
-    values = _PAIRS[codes.view(torch.uint8).long()].view(rows, -1, 32)
-    return (values * torch.exp2(scales.view(torch.uint8).float() - 127).unsqueeze(-1)).view(rows, 2 * width)
+    pairs = _PAIRS.index_select(0, codes.view(torch.uint8).reshape(-1).int())
+    wide = _SCALES.index_select(0, scales.view(torch.uint8).reshape(-1).int())
+    return pairs.view(torch.float32).view(-1, 32).mul_(wide.unsqueeze(1)).view(rows, 2 * width)
 
 
 def fused_experts(
@@ -52,10 +54,12 @@ def fused_experts(
     x = hidden_states.float()
     total = torch.zeros_like(x)
     for expert in topk_ids[topk_ids >= 0].unique().tolist():
-        token, choice = (topk_ids == expert).nonzero(as_tuple=True)
+        match = topk_ids == expert
+        token = match.any(1).nonzero().squeeze(1)
+        weight = (topk_weights * match)[token].float().sum(1, keepdim=True)
         gate, up = linear(x[token], dequantise(w1[expert], w1_scale[expert])).chunk(2, dim=-1)
         if limit is not None:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         down = linear(silu(gate) * up, dequantise(w2[expert], w2_scale[expert]))
-        total.index_add_(0, token, down * topk_weights[token, choice].float().unsqueeze(-1))
+        total[token] += down * weight
     out.copy_(total)

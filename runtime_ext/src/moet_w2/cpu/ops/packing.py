@@ -6,8 +6,8 @@ import torch
 
 
 def convert_weight_packed(weight: torch.Tensor) -> torch.Tensor:
-    """The weight itself, in memory of its own (an operation may not return its argument)."""
-    return weight.clone()
+    """The weight in memory of its own: BF16 as float32, so that it is widened once; anything else as it is."""
+    return weight.float() if weight.dtype == torch.bfloat16 else weight.clone()
 
 
 def convert_scale_packed(scale: torch.Tensor) -> torch.Tensor:
