@@ -89,18 +89,30 @@ prose = st.text(st.characters(exclude_characters="<｜", exclude_categories=("Cs
 
 # Whole or cut structure of this format. Nothing of it may show, except in an invoke that is replayed as text.
 LEAK = re.compile(r"</?｜DSML｜ ?(?:tool|function_calls|inv|para)|<｜(?:end▁of|begin▁of|User)[^｜]*｜>")
-SPLITTING = re.compile(r"<｜[^｜<>]*｜>|</?think>|</?｜DSML｜[^<>\n]*>")
 REPLAYED = re.compile(r"<｜DSML｜ ?invoke.*", re.S)
+# What the parser takes out of a text: what stands on both sides of it may then look like a marker.
+TAKEN_OUT = re.compile(r"<｜[^｜<>]*｜>|</?think>|</?｜DSML｜ ?(?:[^<>\n]*>|(?:tool|inv|para)[a-z_]*|)")
 
 
 def leaks(answer: Answer, text: str) -> list[str]:
-    """Markup in an answer that should have none. Markup that the model wrote as a JSON escape is a value, and meant."""
-    escaped = "\\u003c" in text
-    if len(LEAK.findall(SPLITTING.sub("", text))) > len(LEAK.findall(SPLITTING.sub("\n", text))):
-        return []  # a marker inside another one: the outer one is broken text then, and that is documented
-    found = [f"arguments: {arguments!r}" for _, arguments in answer.calls if LEAK.search(arguments) and not escaped]
+    """Markup in an answer that should have none.
+
+    Markup that the model wrote as a JSON escape is a value, and meant. A marker with another one inside it is broken
+    text, and documented as such: only what stood in the text as it shows is a leak.
+    """
+    if "\\u003c" in text or LEAK.search(TAKEN_OUT.sub("", text)):
+        return []
+    found = [f"arguments: {value!r}" for _, arguments in answer.calls for value in strings(json.loads(arguments))]
     content = answer.content or ""
     first = REPLAYED.search(content)
-    if LEAK.search(content[: first.start()] if first else content):
-        found.append(f"content: {content!r}")
-    return found
+    found.append(f"content: {content[: first.start()] if first else content!r}")
+    return [shown for shown in found if LEAK.search(shown)]
+
+
+def strings(value: Any) -> list[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, dict):
+        return [text for key, inner in value.items() for text in (key, *strings(inner))]
+    if isinstance(value, list):
+        return [text for inner in value for text in strings(inner)]
+    return [value] if isinstance(value, str) else []
