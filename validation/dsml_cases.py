@@ -85,13 +85,13 @@ def load(directory: Path = CASES) -> list[Case]:
     Raises:
         CorpusError: an unknown field, an unknown tool, an id that occurs twice.
     """
-    declared = yaml.safe_load((directory / TOOLS).read_text())
+    declared = yaml.safe_load((directory / TOOLS).read_text(encoding="utf-8"))
     cases: list[Case] = []
     seen: set[str] = set()
     for path in sorted(directory.glob("*.yaml")):
         if path.name == TOOLS:
             continue
-        for raw in yaml.safe_load(path.read_text()):
+        for raw in yaml.safe_load(path.read_text(encoding="utf-8")):
             case = _case(raw, declared, path.name)
             if case.id in seen:
                 raise CorpusError(f"{path.name}: {case.id} occurs twice; ids are unique over all files")

@@ -83,10 +83,9 @@ class MoetDeepSeekV4ReasoningParser(ParserEngineReasoningAdapter):
         self._handed_over = True
         rest, stream.rest = stream.rest, ""
         if reasoning and self._thinks_on(rest):
-            # vLLM keeps one parser's reasoning a piece: the tool parser takes over all of this one.
-            rest = (
-                THINK_OPEN + reasoning + (rest.removeprefix(THINK_OPEN) if self._doubtful(rest) else THINK_CLOSE + rest)
-            )
+            # vLLM keeps only one parser's reasoning of a piece: the tool parser takes over all of this one.
+            on = rest.removeprefix(THINK_OPEN)
+            rest = THINK_OPEN + reasoning + (on if on != rest else THINK_CLOSE + rest)
             reasoning = ""
         return DeltaMessage(reasoning=reasoning or None, content=rest or None)
 
@@ -110,11 +109,8 @@ class MoetDeepSeekV4ReasoningParser(ParserEngineReasoningAdapter):
         end = self._parser_engine.find_reasoning_end(token_ids)
         return end.offset if end else len(token_ids)
 
-    def _doubtful(self, rest: str) -> bool:
-        """Whether thinking was left at a call rather than at its end tag."""
-        return rest.startswith(THINK_OPEN) and not rest.startswith(THINK_OPEN + THINK_OPEN)
-
     def _thinks_on(self, rest: str) -> bool:
+        """Whether the tool parser will find more thinking in what this piece leaves to it."""
         probe = Stream(self._words, _TEXT_ONLY, until=Until.ANSWER)
         return bool(probe.feed(rest).reasoning) or rest.startswith(THINK_OPEN)
 
