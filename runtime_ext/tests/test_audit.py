@@ -17,9 +17,10 @@ from moet_w2.placement import Placement, plan
 from moet_w2.topology import Locality
 
 DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
+POOL = {"policy": "freq", "slots": 3, "row_bytes": 10, "bytes": 30, "prefill": True}
 RECIPE = SimpleNamespace(
     expect=SimpleNamespace(mapped_layers=(1,), mapped_bytes=TINY.nbytes, w2_layers=2, max_model_len=64),
-    w2=SimpleNamespace(exclude_layers=(0,)),
+    w2=SimpleNamespace(exclude_layers=(0,), correction=SimpleNamespace(gb=0)),
 )
 
 
@@ -97,6 +98,7 @@ def drift(document: dict, path: str, value: object) -> dict:
         ("mapped_bytes", 1, "mapped bytes is 1"),
         ("redundant_gpu_w2_bytes", 5, "redundant GPU W2 bytes is 5"),
         ("uncorrected_layers", [1], r"uncorrected layers is \[1\]"),
+        ("correction", POOL, "correction bytes is 30, the recipe expects 0"),
         ("layers.0.redundant_bytes", None, "layer 0: redundant bytes are None"),
         ("layers.0.parts.sc13.offset", 3, "layer 0: sc13 begins at 3"),
         ("layers.0.bytes", 3, "layer 0: its parts end at"),
@@ -114,6 +116,15 @@ def test_every_drift_is_found(written: Path, path: str, value: object, named: st
         document = drift(document, "layers.1.host.pages_note", "")
     problems = "\n".join(audit.check(drift(document, path, value), RECIPE))
     assert re.search(named, problems), problems
+
+
+def test_a_pool_of_another_size_is_found(written: Path) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe.w2.correction.gb = 35 / 2**30
+    assert audit.check(drift(audit.load(written), "correction", POOL), recipe) == []
+    smaller = drift(audit.load(written), "correction", POOL | {"bytes": 20})
+    assert audit.check(smaller, recipe) == ["audit: correction bytes is 20, the recipe expects 30"]
+    assert audit.check(audit.load(written), recipe)  # none at all
 
 
 def test_a_missing_layer_is_found(written: Path) -> None:

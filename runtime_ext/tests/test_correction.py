@@ -128,7 +128,7 @@ def test_a_flipped_bit_and_a_truncated_pack_are_read_errors(tmp_path: Path) -> N
         pack.read(0, 0, row)
     pack.read(0, 1, row)
     path.write_bytes(content[:-1])
-    with pytest.raises(OSError, match=r"\(2, 3\) ends 1 bytes early"):
+    with pytest.raises(OSError, match="ends 1 bytes early"):
         pack.read(2, 3, row)
     pack.close()
     again = Pack(tmp_path, KEY)

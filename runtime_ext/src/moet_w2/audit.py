@@ -179,12 +179,19 @@ def check(document: dict[str, Any], recipe: Recipe) -> list[str]:
         ("mapped bytes", document["mapped_bytes"], expect.mapped_bytes),
         ("W2 layers", len(document["layers"]), expect.w2_layers),
         ("redundant GPU W2 bytes", document["redundant_gpu_w2_bytes"], 0),
+        ("correction bytes", (document["correction"] or {}).get("bytes", 0), _correction_bytes(document, recipe)),
         ("uncorrected layers", document["uncorrected_layers"], list(recipe.w2.exclude_layers)),
     ]
     problems = [f"audit: {name} is {found}, the recipe expects {want}" for name, found, want in facts if found != want]
     for layer in document["layers"]:
         problems += _check_layer(layer)
     return problems
+
+
+def _correction_bytes(document: dict[str, Any], recipe: Recipe) -> int:
+    """Bytes of the pool that the recipe asks for, in whole rows of this model."""
+    row = (document["correction"] or {}).get("row_bytes", 1)
+    return int(recipe.w2.correction.gb * 2**30) // row * row
 
 
 def _check_layer(layer: dict[str, Any]) -> list[str]:

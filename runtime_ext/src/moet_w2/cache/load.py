@@ -114,7 +114,7 @@ def _read_head(path: Path) -> bytes:
 def _read_into_host(descriptor: int, target: torch.Tensor, progress: Callable[[int], None]) -> None:
     view = memoryview(target.numpy())
     for start in range(0, len(view), _CHUNK):
-        _read_exactly(descriptor, view[start : start + _CHUNK], layout.HEAD + start, progress)
+        read_exactly(descriptor, view[start : start + _CHUNK], layout.HEAD + start, progress)
 
 
 def _read_into_device(descriptor: int, target: torch.Tensor, progress: Callable[[int], None]) -> None:
@@ -125,15 +125,21 @@ def _read_into_device(descriptor: int, target: torch.Tensor, progress: Callable[
         buffer, event = ring[number % _RING], copied[number % _RING]
         part = target[start : start + _CHUNK]
         event.synchronize()  # the copy that used this buffer last
-        _read_exactly(descriptor, memoryview(buffer.numpy())[: part.numel()], layout.HEAD + start, progress)
+        read_exactly(descriptor, memoryview(buffer.numpy())[: part.numel()], layout.HEAD + start, progress)
         with torch.cuda.stream(stream):
             part.copy_(buffer[: part.numel()], non_blocking=True)
             event.record(stream)
     stream.synchronize()
 
 
-def _read_exactly(descriptor: int, view: memoryview, offset: int, progress: Callable[[int], None]) -> None:
-    """Fill ``view``; positional, so that threads could share a descriptor. Lets other threads run meanwhile."""
+def read_exactly(
+    descriptor: int, view: memoryview, offset: int, progress: Callable[[int], None] = lambda nbytes: None
+) -> None:
+    """Fill ``view`` from ``offset``; positional, so threads may share a descriptor. Lets other threads run meanwhile.
+
+    Raises:
+        OSError: the file cannot be read, or ends early.
+    """
     done = 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)

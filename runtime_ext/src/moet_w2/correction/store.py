@@ -18,6 +18,7 @@ import torch
 
 from ..cache import layout, publish
 from ..cache.key import FORMAT, CacheKey
+from ..cache.load import read_exactly
 from ..errors import CacheError
 from ..layer import PROJECTIONS
 from . import codes
@@ -95,12 +96,8 @@ class Pack:
         Raises:
             OSError: it cannot be read, ends early, or is not what its CRC vouches for.
         """
-        view, offset, done = memoryview(row.numpy()), self._offset(layer, expert), 0
-        while done < len(view):
-            count = os.preadv(self._file, [view[done:]], offset + done)
-            if count == 0:
-                raise OSError(f"pack row ({layer}, {expert}) ends {len(view) - done} bytes early")
-            done += count
+        view = memoryview(row.numpy())
+        read_exactly(self._file, view, self._offset(layer, expert))
         for projection, part in self._slices.items():
             if zlib.crc32(view[part]) != self._vouched[layer][expert][projection]:
                 raise OSError(f"pack row ({layer}, {expert}) {projection} is not what its CRC vouches for")
