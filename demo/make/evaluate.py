@@ -51,7 +51,9 @@ class HeldOut:
 
     def both(self, model: torch.nn.Module, masters: Weights) -> dict[str, dict[str, float]]:
         """Accuracy with MXFP4 experts and with 2-bit experts, quantised from master weights."""
-        result = {}
+        result: dict[str, dict[str, float]] = {}
+        if not any(self._batches.values()):
+            return result
         for name, two_bit in (("mxfp4", False), ("w2", True)):
             serve(model, masters, two_bit)
             result[name] = self.accuracy(model)

@@ -31,8 +31,8 @@ def encode(weight: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """Nibbles [..., n] uint8: bit 3 the sign of the master weight (so -0 exists), bits 0-2 the magnitude's index."""
     scaled = weight.float() / torch.exp2(exponents).repeat_interleave(FP4_BLOCK, -1)
     boundaries = torch.tensor(BOUNDARIES, device=weight.device)
-    index = torch.bucketize(scaled.abs(), boundaries, right=True)
-    return (index + 8 * torch.signbit(scaled)).to(torch.uint8)
+    index = torch.bucketize(scaled.abs(), boundaries, right=True, out_int32=True).to(torch.uint8)
+    return index | (torch.signbit(scaled).to(torch.uint8) << 3)
 
 
 def decode_fp4(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
