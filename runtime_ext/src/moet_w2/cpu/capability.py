@@ -105,11 +105,9 @@ def loaded_for(capability: Capability) -> bool:
 
 def has_op(name: str) -> bool:
     """Whether ``torch.ops._C.<name>`` exists for the CPU."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"_C::{name}", "CPU")) if _declared(name) else False
-
-
-def _declared(name: str) -> bool:
-    return f"_C::{name}" in torch._C._dispatch_get_all_op_names()
+    full = f"_C::{name}"
+    declared = full in torch._C._dispatch_get_all_op_names()
+    return declared and torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
 
 
 def _never() -> bool:
