@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 import stop_session
-from conftest import RECIPE, Server, foreground, unlocked
+from conftest import RECIPE, REPOSITORY, Server, foreground, unlocked
 
 from moet_w2 import audit, recipe
 from validation import checks
@@ -127,6 +129,15 @@ def test_a_prompt_beyond_the_limit_is_refused_and_serving_goes_on(client):
     with pytest.raises(openai.BadRequestError, match="4096"):
         ask(client, "9 + " * 4000)
     assert ask(client, QUESTIONS[0]).choices[0].message.content == "42"
+
+
+def test_held_out_arithmetic_through_the_server(server):
+    """A sample; demo/CARD.md states the measured whole. The gate of the whole is 95% for W2."""
+    command = [sys.executable, "-m", "demo.evaluate_server", "--base-url", server.url, "--json", "--count", "48"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=600)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["count"] == 48 and result["accuracy"] >= 0.95, result["wrong"]
 
 
 def test_another_start_on_its_port_is_refused(server):
