@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moet_w2.dsml.answer import Policy
 from moet_w2.dsml.history import encode_turn
 from moet_w2.dsml.markup import special_tokens, vocabulary
 from moet_w2.dsml.schema import Tools
-from moet_w2.dsml.stream import Policy, Stream
+from moet_w2.dsml.stream import Stream
 
 EXAMPLES = support.examples(250, "MOET_DSML_EXAMPLES")
 heavy = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))

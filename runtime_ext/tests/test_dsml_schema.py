@@ -52,6 +52,15 @@ def test_types_are_found_behind_references_and_alternatives(schema, types):
     assert Declared(schema, root).types() == types
 
 
+def test_a_schema_that_fans_out_into_itself_costs_nothing():
+    node: dict = {"anyOf": [{"$ref": "#/$defs/node"} for _ in range(20)], "type": "object"}
+    node["properties"] = {"child": {"$ref": "#/$defs/node"}}
+    schema = Declared(node, {"$defs": {"node": node}})
+    for _ in range(100):
+        schema = schema.member("child")
+    assert schema.types() == {"object"}
+
+
 def test_members_are_found_behind_references_and_additional_properties():
     root = {"$defs": {"p": {"properties": {"a": {"type": "null"}}}}, "$ref": "#/$defs/p",
             "additionalProperties": {"type": "number"}}  # fmt: skip

@@ -8,10 +8,11 @@ import time
 import dsml_support as support
 import pytest
 
+from moet_w2.dsml.answer import Policy
 from moet_w2.dsml.arguments import MAX_DEPTH, DsmlDepthError
 from moet_w2.dsml.markup import MAX_TAG, special_tokens, vocabulary
 from moet_w2.dsml.schema import Tools
-from moet_w2.dsml.stream import Policy, Stream
+from moet_w2.dsml.stream import Stream
 from moet_w2.errors import MoetError
 
 OPEN = '</think><｜DSML｜tool_calls><｜DSML｜invoke name="run">'

@@ -23,10 +23,11 @@ from vllm.parser.engine.parser_engine_config import ParserState
 from vllm.renderers.chat_utils import get_tool_call_id_type, make_tool_call_id
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
+from .answer import CallDelta, Output, Policy, Until
 from .markup import THINK_CLOSE, THINK_OPEN, special_tokens, vocabulary
 from .messages import build
 from .schema import Tools
-from .stream import CallDelta, Output, Policy, Stream, Until
+from .stream import Stream
 
 _NO_TOOLS = Tools({})
 # What is known while only text is at hand: every named invoke may be a call.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Schema = Mapping[str, Any]
-_REF_HOPS = 16
 
 
 class Tools:
@@ -51,7 +50,7 @@ class Declared:
 
     def __init__(self, schema: Any, root: Any) -> None:
         self._root = root
-        self._options = list(_flatten(schema, root, _REF_HOPS))
+        self._options = _flatten(schema, root, set())
 
     def types(self) -> frozenset[str] | None:
         """The JSON types allowed, or None where the schema does not say."""
@@ -99,10 +98,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _flatten(schema: Any, root: Any, hops: int) -> list[Schema]:
-    """A schema and its alternatives, references resolved. A cycle ends after ``hops``."""
-    if not isinstance(schema, Mapping) or hops == 0:
+def _flatten(schema: Any, root: Any, seen: set[int]) -> list[Schema]:
+    """A schema and its alternatives, references resolved; each part once, so that cycles and fans cost nothing."""
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return []
+    seen.add(id(schema))
     found: list[Schema] = [schema]
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
@@ -110,10 +110,10 @@ def _flatten(schema: Any, root: Any, hops: int) -> list[Schema]:
         for part in reference.lstrip("#").strip("/").split("/"):
             part = part.replace("~1", "/").replace("~0", "~")
             target = _mapping(target).get(part) if part else target
-        found += _flatten(target, root, hops - 1)
+        found += _flatten(target, root, seen)
     for family in ("anyOf", "oneOf", "allOf"):
         for choice in schema.get(family) or () if isinstance(schema.get(family), list) else ():
-            found += _flatten(choice, root, hops - 1)
+            found += _flatten(choice, root, seen)
     return found
 
 
