@@ -8,7 +8,7 @@ attached: a kernel that is gone, or whose arguments changed, is an error and nev
 that meets a variant it does not cover returns ``NotImplemented`` and the interpreted original runs instead.
 """
 
-from . import block_tables, inputs, metadata, sampling
+from . import block_tables, grammar, inputs, metadata, sampling
 from .launch import Replacement, attach_all
 
 _GPU = "vllm.v1.worker.gpu"
@@ -42,6 +42,9 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(f"{_GPU}.sample.gumbel", "_temperature_kernel", sampling.temperature, "sampled requests"),
     Replacement(f"{_GPU}.sample.logprob", "_topk_log_softmax_kernel", sampling.topk_log_softmax, "logprobs"),
     Replacement(f"{_GPU}.sample.logprob", "_ranks_kernel", sampling.ranks, "logprobs"),
+    Replacement(
+        f"{_GPU}.structured_outputs", "_apply_grammar_bitmask_kernel", grammar.grammar_mask, "structured output"
+    ),
 )
 """Every replacement: module, attribute, function, and when vLLM launches the kernel."""
 
