@@ -76,7 +76,7 @@ def test_memory_is_bounded_by_the_output():
     """A stream that never resolves holds one tag and the value that is open, not more."""
     asked = support.request([support.tool("f")])
     one = '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">x'
-    text = "</think><｜DSML｜tool_calls>" + one * 4000
+    text = "</think><｜DSML｜tool_calls>" + one * 1500
     pieces = TOKEN.findall(text)
     tracemalloc.start()
     support.read_pieces(pieces, asked)
