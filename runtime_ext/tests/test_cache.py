@@ -436,6 +436,25 @@ def test_a_living_writers_temporary_file_is_left_alone(root: Path) -> None:
     assert remove_leftovers(directory) == 1 and not living.exists()
 
 
+def test_a_file_taken_for_a_leftover_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch) -> None:
+    import fcntl
+
+    from moet_w2.cache import publish as publish_module
+
+    real, robbed = fcntl.flock, []
+
+    def rob_first(file, operation):
+        if not robbed and operation == fcntl.LOCK_EX:
+            robbed.extend(tmp_path.glob(f"{layout.TEMPORARY}*"))
+            robbed[0].unlink()  # as remove_leftovers of another process does between open and flock
+        return real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", rob_first)
+    publish_module.write_atomically(tmp_path, "key.json", b"whole")
+    assert robbed and (tmp_path / "key.json").read_bytes() == b"whole"
+    assert not list(tmp_path.glob(f"{layout.TEMPORARY}*"))
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     """On a filesystem that really is full: a tmpfs of its own, in a mount namespace of its own."""
     code = f"""

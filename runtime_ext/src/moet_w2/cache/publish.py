@@ -86,10 +86,9 @@ def _host_chunks(storage: torch.Tensor) -> Iterator[memoryview]:
 @contextmanager
 def _temporary(directory: Path, name: str, before_rename=lambda: None) -> Iterator[BinaryIO]:
     """A file that appears under ``name`` only once it is whole and on the disk."""
-    path = directory / f"{layout.TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
+    path, file = _create(directory, name)
     try:
-        with path.open("xb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # tells remove_leftovers that this writer lives
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -99,6 +98,17 @@ def _temporary(directory: Path, name: str, before_rename=lambda: None) -> Iterat
         path.unlink(missing_ok=True)
         raise
     _sync_folder(directory)
+
+
+def _create(directory: Path, name: str) -> tuple[Path, BinaryIO]:
+    """A new temporary file, locked, which tells remove_leftovers that its writer lives."""
+    while True:
+        path = directory / f"{layout.TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
+        file = path.open("xb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return path, file
+        file.close()  # another process took it for a leftover between the two calls above
 
 
 def _retire(directory: Path, sidecar: Path) -> None:
