@@ -34,7 +34,8 @@ start() {
   trap 'stop "$env" || true' EXIT
   if ! seconds="$(PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready \
     --base-url "$url" --timeout "${MOET_READY_SECONDS:-300}" --pid "$pid")"; then
-    tail -n 25 "$LOG" >&2
+    # An error of ours is one line somewhere in a worker's traceback; without one, the end of the log must do.
+    grep -oE 'moet_w2\.errors\.[A-Za-z]+: .*' "$LOG" | tail -n 1 >&2 || tail -n 25 "$LOG" >&2
     die 1 "the server did not become ready; all of its log: $LOG"
   fi
   trap - EXIT

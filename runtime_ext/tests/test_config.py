@@ -105,6 +105,21 @@ def test_a_malformed_value_is_named(name: str, value: str, named: str) -> None:
         parse(**{name: value})
 
 
+def test_correction_needs_a_store() -> None:
+    with pytest.raises(ConfigError, match="VLLM_MOE_W2_DELTA_GB=6 needs VLLM_MOE_W2_STORE_DIR"):
+        parse(_DELTA_GB="6")
+    assert parse(_DELTA_GB="0").delta_gib == 0
+
+
+@pytest.mark.parametrize("name", ["_PLANES_CACHE", "_STORE_DIR"])
+def test_a_cache_or_store_needs_our_load_format(name: str) -> None:
+    made = parse(**{name: "/c"})
+    config.check_load_format(made, "moet")
+    config.check_load_format(parse(), "auto")
+    with pytest.raises(ConfigError, match=f"VLLM_MOE_W2{name}=/c needs --load-format moet, not auto"):
+        config.check_load_format(made, "auto")
+
+
 def test_the_environment_is_read_in_one_module_only() -> None:
     source = Path(envs.__file__).parent
     # The launcher and the CPU attachment hand variables on to other programs; nothing else may look at them.

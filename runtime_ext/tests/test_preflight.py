@@ -62,6 +62,14 @@ def test_a_node_with_too_little_memory(tmp_path: Path) -> None:
     assert "NUMA node 1 leaves 1,024: free memory on that node" in shortfall(root)
 
 
+def test_before_the_node_is_known_the_other_limits_count(tmp_path: Path, memlock) -> None:
+    root = machine(tmp_path, sys__devices__system__node__node1__meminfo="Node 1 MemFree: 1 kB\n")
+    preflight.check(100 * MIB, None, root)
+    memlock(MIB)
+    with pytest.raises(HostMemoryError, match="need 2,097,152 bytes of locked host memory; the memlock limit leaves"):
+        preflight.check(2 * MIB, None, root)
+
+
 def test_memlock_counts_what_is_locked_already(tmp_path: Path, memlock) -> None:
     memlock(100 * MIB)
     root = machine(tmp_path, proc__self__status="VmLck:\t 1024 kB\nCapEff:\t0\n")

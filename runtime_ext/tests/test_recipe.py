@@ -166,3 +166,13 @@ def test_geometry_may_be_absent(tmp_path):
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "bench" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
 def test_committed_recipes_are_valid_and_named_by_their_file(path):
     assert recipe.load(path).name == path.stem
+
+
+def test_relative_paths_start_at_the_checkout_or_else_at_the_current_folder(tmp_path, monkeypatch):
+    inside = write(tmp_path / "checkout")
+    assert recipe.load(inside).root == tmp_path / "checkout"
+    outside = tmp_path / "mine.yaml"
+    outside.write_bytes(inside.read_bytes())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert recipe.load(outside).root == tmp_path / "here"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from recipe_text import MISSING, broken, write
 
-from moet_w2 import checkpoint, recipe, serve, served
+from moet_w2 import checkpoint, preflight, recipe, serve, served
 from moet_w2.errors import CheckpointError, ConfigError
 from moet_w2.geometry import LayerGeometry
 
@@ -167,6 +167,29 @@ def test_refuses_a_layer_key_named_twice(launch):
 def test_refuses_a_layer_key_the_checkpoint_lacks(launch, monkeypatch):
     monkeypatch.setattr(checkpoint, "inspect", lambda path: checkpoint.CheckpointReport(path, 3, 0, GEOMETRY, 1, 1))
     refused(launch(), "layer key 3 is out of range", "target layers 0..2")
+
+
+def test_refuses_too_little_lockable_memory(launch, monkeypatch):
+    scarce = [preflight.Available("a test", 1000, "add memory")]
+    monkeypatch.setattr(preflight, "limits", lambda *_: scarce)
+    refused(launch(), f"need {2 * GEOMETRY.nbytes:,} bytes of locked host memory; a test leaves 1,000: add memory")
+
+
+def test_refuses_correction_without_a_store(launch, monkeypatch):
+    monkeypatch.setenv("VLLM_MOE_W2_DELTA_GB", "1")
+    refused(launch(), "VLLM_MOE_W2_DELTA_GB=1 needs VLLM_MOE_W2_STORE_DIR")
+
+
+@pytest.mark.parametrize("name", ["VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_PLANES_CACHE"])
+def test_refuses_a_cache_that_the_load_format_would_not_fill(launch, monkeypatch, name):
+    monkeypatch.setenv(name, "/somewhere")
+    refused(launch(), f"{name}=/somewhere needs --load-format moet, not auto")
+
+
+def test_refuses_a_file_in_place_of_the_model_folder(launch, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "file"))
+    refused(launch(), "file is no folder")
 
 
 @pytest.mark.parametrize(("target", "drafts"), [(5, 0), (4, 3)])

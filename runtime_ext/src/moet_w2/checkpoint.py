@@ -68,7 +68,8 @@ def inspect(path: str | Path) -> CheckpointReport:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise CheckpointError(f"model folder {folder} does not exist; give the folder that holds config.json")
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"model folder {folder} {what}; give the folder that holds config.json")
     config = read_config(folder)
     geometry = LayerGeometry(config["n_routed_experts"], config["hidden_size"], config["moe_intermediate_size"])
     entries = _read_entries(folder)
@@ -171,7 +172,9 @@ def _check_experts(entries: dict[str, _Entry], layers: int, drafts: int, geometr
     }
     found = {name for name in entries if _EXPERT.match(name)}
     if missing := sorted(expected.keys() - found):
-        raise CheckpointError(f"{missing[0]}: missing from the checkpoint ({len(missing)} expert tensors are)")
+        raise CheckpointError(
+            f"{missing[0]}: missing from the checkpoint ({len(missing)} expert tensors are); download it again"
+        )
     if extra := sorted(found - expected.keys()):
         raise CheckpointError(
             f"{extra[0]}: the checkpoint's config.json has no such expert ({len(extra)} expert tensors are extra)"

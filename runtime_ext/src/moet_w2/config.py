@@ -10,6 +10,8 @@ from . import envs
 from .errors import ConfigError, HostMemoryError
 from .topology import normalize_pci
 
+LOAD_FORMAT = "moet"
+"""vLLM's name for the loader that reads ready planes (:mod:`moet_w2.loader`)."""
 DELTA_POLICIES = ("freq", "lru")
 CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
 
@@ -57,7 +59,7 @@ def parse(settings: envs.Settings) -> W2Config:
     Raises:
         ConfigError: a value is malformed; the message names the variable, the value and what is allowed.
     """
-    return W2Config(
+    config = W2Config(
         enabled=_flag("VLLM_MOE_W2", settings.enabled, default=True),
         mapped_layers=layer_keys("VLLM_MOE_W2_MAPPED_LAYERS", settings.mapped_layers),
         delta_exclude_layers=layer_keys("VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS", settings.delta_exclude_layers),
@@ -73,6 +75,25 @@ def parse(settings: envs.Settings) -> W2Config:
         load_batch_layers=_count("VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS", settings.fast_load_batch_layers, 12, most=12),
         cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
     )
+    if config.delta_gib and config.store_dir is None:
+        raise ConfigError(f"VLLM_MOE_W2_DELTA_GB={settings.delta_gb} needs VLLM_MOE_W2_STORE_DIR; name a folder")
+    return config
+
+
+def check_load_format(config: W2Config, load_format: str) -> None:
+    """Refuse a cache or a store that vLLM's load format would never fill.
+
+    Raises:
+        ConfigError: one is set and the load format is not ours.
+    """
+    for name, folder in (
+        ("VLLM_MOE_W2_PLANES_CACHE", config.planes_cache),
+        ("VLLM_MOE_W2_STORE_DIR", config.store_dir),
+    ):
+        if folder is not None and load_format != LOAD_FORMAT:
+            raise ConfigError(
+                f"{name}={folder} needs --load-format {LOAD_FORMAT}, not {load_format}; add it or unset {name}"
+            )
 
 
 def load() -> W2Config:

@@ -13,8 +13,8 @@ from vllm.config import LoadConfig, ModelConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from . import runtime
+from .config import LOAD_FORMAT
 from .errors import UnsupportedError
-from .runtime import LOAD_FORMAT
 
 _EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")
 

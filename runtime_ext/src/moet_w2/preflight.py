@@ -28,29 +28,31 @@ class Available:
     remedy: str
 
 
-def check(nbytes: int, locality: Locality, root: Path = Path("/")) -> None:
+def check(nbytes: int, locality: Locality | None, root: Path = Path("/")) -> None:
     """Refuse to start where ``nbytes`` of locked memory on the node cannot be had.
 
     Args:
         nbytes: bytes of all mapped layers together.
-        locality: the node.
+        locality: the node, or None where it is not known yet: then every limit but the node's is asked.
         root: where /proc and /sys are, for tests.
 
     Raises:
         HostMemoryError: the tightest limit is too small; the message names it, bytes needed, bytes there and
             the remedy.
     """
+    where = "" if locality is None else f" on NUMA node {locality.node}"
     tightest = min(limits(locality, root), key=lambda limit: limit.nbytes, default=None)
     if tightest is not None and tightest.nbytes < nbytes:
         raise HostMemoryError(
-            f"mapped layers need {nbytes:,} bytes of locked host memory on NUMA node {locality.node}; "
+            f"mapped layers need {nbytes:,} bytes of locked host memory{where}; "
             f"{tightest.source} leaves {tightest.nbytes:,}: {tightest.remedy}"
         )
 
 
-def limits(locality: Locality, root: Path = Path("/")) -> list[Available]:
+def limits(locality: Locality | None, root: Path = Path("/")) -> list[Available]:
     """Every limit that can be read here."""
-    return [*_memlock(root), *_machine(root), *_node(locality.node, root), *_cgroups(root)]
+    node = () if locality is None else _node(locality.node, root)
+    return [*_memlock(root), *_machine(root), *node, *_cgroups(root)]
 
 
 def _memlock(root: Path) -> Iterator[Available]:

@@ -164,8 +164,8 @@ def load(path: Path | str, root: Path | str | None = None) -> Recipe:
 
     Args:
         path: the YAML file.
-        root: folder that relative paths start at; default: two folders above the file's own, which is the
-            repository's root for ``bench/recipes/NAME.yaml``.
+        root: folder that relative paths start at; default: the checkout's root for ``bench/recipes/NAME.yaml``,
+            the current folder for a recipe that lies elsewhere.
 
     Raises:
         RecipeError: the file cannot be read, is not YAML, or holds a key or value that is not allowed.
@@ -191,4 +191,5 @@ def load(path: Path | str, root: Path | str | None = None) -> Recipe:
 
 
 def _repository(file: Path) -> Path:
-    return file.parents[min(2, len(file.parents) - 1)]
+    """Root of the checkout that the recipe belongs to; a recipe that lies elsewhere starts at the current folder."""
+    return file.parents[2] if file.parts[-3:-1] == ("bench", "recipes") else Path.cwd()

@@ -24,8 +24,6 @@ from .layer import Shard, W2Layer
 from .placement import LayerPlan, Placement
 from .topology import Locality
 
-LOAD_FORMAT = "moet"
-"""vLLM's name for :mod:`moet_w2.loader`."""
 DSPARK_LAYERS = 3
 """Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
 
@@ -116,15 +114,7 @@ def get() -> W2Runtime:
     vllm_config = get_current_vllm_config()
     _refuse_unsupported(vllm_config)
     settings = config.load()
-    load_format = vllm_config.load_config.load_format
-    for name, folder in (
-        ("VLLM_MOE_W2_PLANES_CACHE", settings.planes_cache),
-        ("VLLM_MOE_W2_STORE_DIR", settings.store_dir),
-    ):
-        if folder is not None and load_format != LOAD_FORMAT:
-            raise ConfigError(
-                f"{name}={folder} needs --load-format {LOAD_FORMAT}, not {load_format}; add it or unset {name}"
-            )
+    config.check_load_format(settings, vllm_config.load_config.load_format)
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
     report = checkpoint.inspect(model.model)
@@ -148,10 +138,8 @@ def _correction(
     settings: config.W2Config, plan: LayerPlan, key: cache_key.CacheKey, device: torch.device
 ) -> Correction | None:
     slots = int(settings.delta_gib * 2**30) // key.geometry.correction_row_bytes
-    if not settings.delta_gib:
+    if not settings.delta_gib or settings.store_dir is None:
         return None
-    if settings.store_dir is None:
-        raise ConfigError(f"VLLM_MOE_W2_DELTA_GB={settings.delta_gib:g} needs VLLM_MOE_W2_STORE_DIR; name a folder")
     if device.type != "cpu":
         raise UnsupportedError("FP4 correction is not yet supported on a GPU; unset VLLM_MOE_W2_DELTA_GB")
     made = Correction(plan, key, settings.store_dir, slots, settings.delta_policy, settings.prefill_fp4, device)

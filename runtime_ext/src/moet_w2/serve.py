@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import checkpoint, command, config, envs, placement, served
+from . import checkpoint, command, config, envs, placement, preflight, served
 from .errors import CheckpointError, ConfigError, MoetError, RecipeError
 from .recipe import Recipe, load
 
@@ -78,9 +78,13 @@ def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str])
     """
     if not rendered.model_path.is_dir():
         folder = rendered.model_path
-        raise CheckpointError(f"model folder {folder} does not exist; set MODEL_PATH to the checkpoint's folder")
-    _check_checkpoint(recipe, rendered)
-    _check_settings(rendered, environ)
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"model folder {folder} {what}; set MODEL_PATH to the checkpoint's folder")
+    report = _check_checkpoint(recipe, rendered)
+    settings = _check_settings(recipe, rendered, environ)
+    if settings.enabled and settings.mapped_layers:
+        # The node is the worker's to find; what the process may lock at all shows here.
+        preflight.check(len(settings.mapped_layers) * report.geometry.nbytes, None)
     _check_port(rendered.host, rendered.port)
     if rendered.audit_path is not None:
         _prepare_audit(rendered.audit_path)
@@ -105,7 +109,7 @@ def _overrides(environ: Mapping[str, str]) -> command.Overrides:
     )
 
 
-def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
+def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> checkpoint.CheckpointReport:
     report = checkpoint.inspect(rendered.model_path)
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
@@ -119,9 +123,10 @@ def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> None:
             f"{recipe.file}: expect.w2_layers = {recipe.expect.w2_layers}, but {report.path} has "
             f"{report.target_layers} target layers and {drafts} draft layers that this recipe serves"
         )
+    return report
 
 
-def _check_settings(rendered: command.Command, environ: Mapping[str, str]) -> None:
+def _check_settings(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> config.W2Config:
     """Unknown settings, malformed ones, and exported ones that the recipe would silently replace."""
     config.parse(envs.read(environ))
     for name, value in rendered.env.items():
@@ -131,6 +136,9 @@ def _check_settings(rendered: command.Command, environ: Mapping[str, str]) -> No
                 "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "unset it and set W2_AUDIT_PATH",
             }.get(name, "unset it or change the recipe")
             raise ConfigError(f"{name}={environ[name]!r} contradicts the recipe's {value!r}; {remedy}")
+    settings = config.parse(envs.read({**environ, **rendered.env}))
+    config.check_load_format(settings, str(recipe.engine.get("load-format", "auto")))
+    return settings
 
 
 def _check_port(host: str, port: int) -> None:
