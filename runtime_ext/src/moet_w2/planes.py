@@ -21,6 +21,8 @@ Codes arrive packed as in :mod:`moet_w2.codebook`, uint8 ``[N, K / 2]`` with one
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from .errors import UnsupportedError
@@ -83,8 +85,12 @@ def byte_rows(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     return lanes.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(*planes.shape[:-1], rows, cols // 4)
 
 
+@cache
 def byte_columns(cols: int) -> torch.Tensor:
-    """int64 ``[K / 4, 4]``: the columns in each byte of a row of :func:`byte_rows`, from its low bits up."""
+    """int64 ``[K / 4, 4]``: the columns in each byte of a row of :func:`byte_rows`, from its low bits up.
+
+    The same tensor for the same K, since every call of a layer asks for it: not to be written to.
+    """
     natural = torch.arange(cols).view(-1, 2, 2, 4, 2)  # block, step s, hi, t, h
     return natural.permute(0, 2, 3, 4, 1).reshape(-1, 4)
 

@@ -125,11 +125,12 @@ def get() -> W2Runtime:
     share = LayerGeometry(whole.experts, whole.hidden, whole.width // shard.size)
     if locality is not None:
         preflight.check(len(plan.mapped) * share.nbytes, locality)
-    key = cache_key.make(report, share, shard)
-    cache = None
-    if settings.planes_cache is not None:
-        cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
-    correction = _correction(settings, plan, key, device)
+    cache = correction = None
+    if settings.planes_cache is not None or settings.store_dir is not None:
+        key = cache_key.make(report, share, shard)
+        if settings.planes_cache is not None:
+            cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
+        correction = _correction(settings, plan, key, device)
     audit = Audit(settings.audit_path, plan, _describe(device, locality), correction and correction.facts())
     return W2Runtime(plan, device, locality, audit, cache, correction)
 
@@ -137,11 +138,11 @@ def get() -> W2Runtime:
 def _correction(
     settings: config.W2Config, plan: LayerPlan, key: cache_key.CacheKey, device: torch.device
 ) -> Correction | None:
-    slots = int(settings.delta_gib * 2**30) // key.geometry.correction_row_bytes
     if not settings.delta_gib or settings.store_dir is None:
         return None
     if device.type != "cpu":
         raise UnsupportedError("FP4 correction is not yet supported on a GPU; unset VLLM_MOE_W2_DELTA_GB")
+    slots = int(settings.delta_gib * 2**30) // key.geometry.correction_row_bytes
     made = Correction(plan, key, settings.store_dir, slots, settings.delta_policy, settings.prefill_fp4, device)
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
