@@ -31,3 +31,7 @@ class CacheError(MoetError):
 
 class AuditError(MoetError):
     """An audit file is missing, malformed or disagrees with the recipe."""
+
+
+class KernelError(MoetError):
+    """A compiled CUDA kernel is missing, is not the one that was built, or does not run on this GPU."""
