@@ -1,8 +1,11 @@
 """Packing and its inverse, and the layout that the kernels' header promises."""
 
+import layout_oracle
 import pytest
 import torch
 from generators import PLANE_SHAPES, mxfp4_codes, nibbles, scales
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moet_w2 import codebook, planes
 from moet_w2.errors import UnsupportedError
@@ -44,34 +47,72 @@ def test_unpacking_takes_a_batch_of_experts() -> None:
     assert torch.equal(planes.unpack_scales(sc, 32, 128)[1], planes.unpack_scales(sc[1], 32, 128))
 
 
-def test_code_layout_is_the_documented_one() -> None:
-    """Place one code at a time and look for it where the header's formula says, tile by tile."""
-    rows, cols = 32, 256
-    for row, col in [(0, 0), (1, 1), (8, 0), (7, 9), (15, 127), (3, 16), (20, 130), (31, 255), (9, 77)]:
-        codes = torch.zeros(rows, cols, dtype=torch.uint8)
-        codes[row, col] = 3
-        packed = planes.pack_codes(codes[:, 0::2] | codes[:, 1::2] << 4)
-        tile = (row // 16) * (cols // 128) + col // 128
-        r, c = row % 16, col % 128
-        g, half = r % 8, r // 8
-        word, step, k = c // 32, c // 16 % 2, c % 16
-        t, h, high = k % 8 // 2, k % 2, k // 8
-        nibble = 4 * high + 2 * half + h
-        bit = nibble * 4 + 2 * step
-        byte = tile * 512 + (4 * g + t) * 16 + word * 4 + bit // 8
-        assert packed[byte] == 3 << bit % 8, (row, col)
-        assert packed.count_nonzero() == 1
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (16 * n[0], 128 * n[1]))
 
 
-def test_scale_layout_is_the_documented_one() -> None:
-    rows, cols = 32, 256
-    for row, block in [(0, 0), (8, 0), (3, 5), (31, 7), (17, 2)]:
-        source = torch.zeros(rows, cols // 32, dtype=torch.uint8)
-        source[row, block] = 200
-        packed = planes.pack_scales(source)
-        tile = (row // 16) * (cols // 128) + block // 4
-        assert packed[tile * 64 + 8 * (row % 8) + 4 * (row % 16 // 8) + block % 4] == 200
-        assert packed.count_nonzero() == 1
+def random_bytes(rows: int, cols: int, below: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, below, (rows, cols), dtype=torch.uint8, generator=generator)
+
+
+def test_the_header_draws_every_bit_of_a_half_once() -> None:
+    drawn = layout_oracle.picture()
+    assert sorted(bit for bits in drawn.values() for bit in bits.values()) == list(range(16))
+    # What the kernels' arithmetic rests on: the magnitude lies 7 below the sign once bytes may be swapped.
+    assert all((drawn["sign"][key] - bit) % 16 == 7 for key, bit in drawn["magn."].items())
+
+
+@settings(max_examples=8, deadline=None)
+@given(shapes, st.integers(0, 2**32))
+def test_code_layout_is_the_headers(shape: tuple[int, int], seed: int) -> None:
+    codes = random_bytes(*shape, 4, seed)
+    packed = planes.pack_codes(layout_oracle.pack_nibbles(codes))
+    wrong = torch.nonzero(packed != layout_oracle.pack_planes(codes)).flatten()
+    assert not len(wrong), f"first wrong bytes {wrong[:8].tolist()}"
+    assert torch.equal(planes.unpack_codes(packed, *shape), codes)
+
+
+def test_the_oracle_tells_layouts_apart() -> None:
+    codes = random_bytes(16, 128, 4, 0)
+    swapped = codes.clone()
+    swapped[[0, 8]] = codes[[8, 0]]
+    assert not torch.equal(planes.pack_codes(layout_oracle.pack_nibbles(swapped)), layout_oracle.pack_planes(codes))
+
+
+def test_patterns_hold_the_columns_that_they_say() -> None:
+    codes = random_bytes(32, 256, 4, 1)
+    patterns = planes.row_patterns(planes.pack_codes(layout_oracle.pack_nibbles(codes)), 32, 256)
+    assert not (patterns & ~0x9999).any() and int(patterns.max()) < planes.PATTERNS
+    by_pattern = codes[:, planes.pattern_columns(256)]  # row, pattern, q
+    drawn = layout_oracle.picture()
+    for q in range(4):
+        negative = patterns >> drawn["sign"][False, q] & 1
+        large = patterns >> drawn["magn."][False, q] & 1
+        values = (1 - 2 * negative) * (1 + 3 * large)
+        assert torch.equal(values, codebook.two_bit_values(by_pattern[..., q]).int())
+
+
+def test_many_chunks_pack_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = layout_oracle.pack_nibbles(random_bytes(112, 256, 4, 2))
+    whole = planes.pack_codes(codes)
+    monkeypatch.setattr(planes, "_CHUNK_BYTES", 2 * 8 * 128)  # three chunks of two tile rows, then one of one
+    assert torch.equal(planes.pack_codes(codes), whole)
+
+
+def test_packing_writes_its_destination_and_leaves_its_source() -> None:
+    codes = layout_oracle.pack_nibbles(random_bytes(32, 128, 4, 3))
+    before = codes.clone()
+    room = torch.full((3 * 1024,), 0xA5, dtype=torch.uint8)
+    assert planes.pack_codes(codes, out=room[1024:2048]).data_ptr() == room.data_ptr() + 1024
+    assert torch.equal(room[1024:2048], planes.pack_codes(codes)) and torch.equal(codes, before)
+    assert bool((room[:1024] == 0xA5).all()) and bool((room[2048:] == 0xA5).all())
+
+
+@settings(max_examples=10, deadline=None)
+@given(shapes, st.integers(0, 2**32))
+def test_scale_layout_is_the_headers(shape: tuple[int, int], seed: int) -> None:
+    source = random_bytes(shape[0], shape[1] // 32, 256, seed)
+    assert torch.equal(planes.pack_scales(source), layout_oracle.pack_scales(source))
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(8, 128), (16, 64), (0, 128), (24, 128), (16, 192)])

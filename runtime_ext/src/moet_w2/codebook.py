@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-QUANTIZER_ABI = 1
+QUANTIZER_ABI = 2
 """Changes whenever the same checkpoint would give other bytes; part of the cache key."""
 ZERO_MODE = "sign-or-checkerboard-95"
 """Names the rule for zeros; part of the cache key."""
@@ -68,8 +68,12 @@ def mxfp4_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """
     packed = codes.contiguous().view(torch.uint8)
     nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    table = torch.tensor(E2M1 + tuple(-m for m in E2M1), device=codes.device)
-    return table[nibbles.long()] * scale_values(scales).repeat_interleave(32, dim=-1)
+    return e2m1_values(nibbles) * scale_values(scales).repeat_interleave(32, dim=-1)
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """float32 values of e2m1 codes 0..15 (any integer dtype, any shape)."""
+    return torch.tensor(E2M1 + tuple(-m for m in E2M1), device=codes.device)[codes.long()]
 
 
 def scale_values(scales: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,19 @@
 """Fragment-major planes: how 2-bit codes and their scales lie in memory, and the way back.
 
-A weight matrix ``[N, K]`` is cut into tiles of 16 rows x 128 columns; tiles follow each other along K first,
-then along N. A tile is 512 bytes: 16 bytes for each of the 32 lanes of the warp that reads it as the A
-operand of eight m16n8k16 matrix instructions (PTX ISA, "Matrix fragments for mma.m16n8k16"). With lane =
-4 * g + t the fragment of one instruction is rows g and g + 8, columns 2t, 2t+1, 2t+8 and 2t+9.
+``kernels/include/layout.cuh`` has the picture and its reasons; this is the same layout in torch. A weight matrix
+``[N, K]`` is cut into tiles of 16 rows x 128 columns, which follow each other along K first, then along N. A tile is
+512 bytes, 16 for each of the 32 lanes of the warp that reads it; lane = 4 * g + t.
 
-    16 bytes of a lane = 4 words; word j covers columns 32j .. 32j+31, so one scale block
+    word j of a lane: rows g and g + 8, columns 32j + 8t .. 32j + 8t + 7, so one scale block
+    half h of a word: its columns 32j + 8t + 2q + h, q = 0..3
+    bits of a half:   row g:      sign 15 - 4q, magnitude (8 - 4q) mod 16
+                      row g + 8:  the same, rotated 2 to the right
 
-    word j:   bit 31                                                                  bit 0
-              | g+8: 2t+9 2t+8 | g: 2t+9 2t+8 | g+8: 2t+1 2t | g: 2t+1 2t |
-                    nibble 7 6          5 4            3 2          1 0
-    nibble:   bits 0-1 = that column in step 2j, bits 2-3 = the same column, 16 further, in step 2j + 1
+A sign of 1 is negative, a magnitude of 1 is 4 (else 1). Row g's bits are ``0x9999`` of a half; row g + 8's are the
+same *pattern* once the half is rotated back, so one table of patterns gives the four weights of either row.
 
-So ``word & 0x33333333`` and ``(word >> 2) & 0x33333333`` are each one instruction's eight codes, spread as a
-byte-permute selector wants them. Scales keep their bytes and follow the same tiles: 64 bytes a tile, at
-``8 * g + 4 * half + j`` the scale of row ``g + 8 * half`` and block j, so a lane reads its rows' in 8 bytes.
+Scales keep their bytes and follow the same tiles: 64 bytes a tile, at ``8 * g + 4 * half + j`` the scale of row
+``g + 8 * half`` and block j, so a lane reads its rows' in 8 bytes.
 
 Codes arrive packed as in :mod:`moet_w2.codebook`, uint8 ``[N, K / 2]`` with one 2-bit code a nibble.
 """
@@ -27,6 +26,11 @@ import torch
 
 from .errors import UnsupportedError
 from .geometry import SCALE_BLOCK, TILE_COLS, TILE_ROWS
+
+PATTERNS = 0x9999 + 1
+"""One more than the largest pattern."""
+
+_CHUNK_BYTES = 1 << 17  # of words at work, so that the passes below stay in a core's own cache
 
 
 def pack_codes(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,11 +48,20 @@ def pack_codes(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
     """
     rows, cols = codes.shape[0], codes.shape[1] * 2
     tiles_n, tiles_k = tiles(rows, cols)
-    # row = (tile_n, half, g); byte of a row = (tile_k, word j, step s, hi, t)
-    grid = codes.view(tiles_n, 2, 8, tiles_k, 4, 2, 2, 4)
-    both = grid[:, :, :, :, :, 0] | (grid[:, :, :, :, :, 1] << 2)
-    lanes = both.permute(0, 3, 2, 6, 4, 5, 1)  # tile_n, tile_k, g, t, j, hi, half
-    return _store(lanes, out)
+    if out is None:
+        out = torch.empty(rows * cols // 4, dtype=torch.uint8, device=codes.device)
+    # A word of the source is what a lane reads of one row and scale block; nibble 2q + h is column 2q + h.
+    source = codes.contiguous().view(torch.int32).view(tiles_n, 2, 8, tiles_k, 4, 4)  # tile_n, half, g, tile_k, j, t
+    lanes = out.view(torch.int32).view(tiles_n, tiles_k, 8, 4, 4)  # tile_n, tile_k, g, t, j
+    step = max(1, _CHUNK_BYTES // (8 * cols // 2))
+    buffers = torch.empty(3, min(step, tiles_n), 8, tiles_k, 4, 4, dtype=torch.int32, device=codes.device)
+    for first in range(0, tiles_n, step):
+        part = source[first : first + step]
+        words, one, two = buffers[:, : len(part)]
+        _merge_rows(part[:, 0], part[:, 1], words, one, two)
+        _split_halves(words, one, two)
+        lanes[first : first + step].copy_(words.permute(0, 2, 1, 4, 3))
+    return out
 
 
 def unpack_codes(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
@@ -62,15 +75,14 @@ def unpack_codes(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     Returns:
         uint8 ``[..., N, K]``: one 2-bit code 0..3 an element.
     """
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=planes.device)
-    codes = (byte_rows(planes, rows, cols).unsqueeze(-1) >> shifts & 3).flatten(-2)
+    codes = pattern_codes(planes.device)[row_patterns(planes, rows, cols).long()].flatten(-2)
     natural = torch.empty_like(codes)
-    natural[..., byte_columns(cols).flatten()] = codes
+    natural[..., pattern_columns(cols).flatten()] = codes
     return natural
 
 
-def byte_rows(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """Undo the tiling and nothing else: whole bytes, sorted by row.
+def row_patterns(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """Undo the tiling and nothing else: patterns of four weights, sorted by row.
 
     Args:
         planes: uint8 ``[..., N * K / 4]``.
@@ -78,21 +90,39 @@ def byte_rows(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         cols: K.
 
     Returns:
-        uint8 ``[..., N, K / 4]``; :func:`byte_columns` says which columns a byte holds.
+        int32 ``[..., N, K / 4]``, each below :data:`PATTERNS`; :func:`pattern_columns` says which columns it holds.
     """
     tiles_n, tiles_k = tiles(rows, cols)
-    lanes = planes.reshape(-1, tiles_n, tiles_k, 8, 4, 4, 2, 2)  # b, tile_n, tile_k, g, t, j, hi, half
-    return lanes.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(*planes.shape[:-1], rows, cols // 4)
+    lanes = planes.contiguous().view(torch.int32).view(-1, tiles_n, tiles_k, 8, 4, 4)  # tile_n, tile_k, g, t, j
+    words = lanes.permute(0, 1, 3, 2, 5, 4).reshape(-1, tiles_n, 8, cols // 8)
+    halves = words.view(torch.int16).int()
+    patterns = torch.empty(len(words), tiles_n, 2, 8, cols // 4, dtype=torch.int32, device=planes.device)
+    torch.bitwise_and(halves, 0x9999, out=patterns[:, :, 0])
+    # Rotating by 2: of the two bits that leave a half at its top, the mask keeps one at its bottom.
+    rotated = halves << 2
+    halves >>= 14
+    halves &= 1
+    rotated |= halves
+    torch.bitwise_and(rotated, 0x9999, out=patterns[:, :, 1])
+    return patterns.view(*planes.shape[:-1], rows, cols // 4)
 
 
 @cache
-def byte_columns(cols: int) -> torch.Tensor:
-    """int64 ``[K / 4, 4]``: the columns in each byte of a row of :func:`byte_rows`, from its low bits up.
+def pattern_columns(cols: int) -> torch.Tensor:
+    """int64 ``[K / 4, 4]``: the columns of each pattern in a row of :func:`row_patterns`, q = 0..3.
 
     The same tensor for the same K, since every call of a layer asks for it: not to be written to.
     """
-    natural = torch.arange(cols).view(-1, 2, 2, 4, 2)  # block, step s, hi, t, h
-    return natural.permute(0, 2, 3, 4, 1).reshape(-1, 4)
+    return torch.arange(cols).view(-1, 4, 2).permute(0, 2, 1).reshape(-1, 4)  # lane's share, h, q
+
+
+@cache
+def pattern_codes(device: torch.device) -> torch.Tensor:
+    """uint8 ``[PATTERNS, 4]``: the four 2-bit codes of each pattern."""
+    patterns = torch.arange(PATTERNS, device=device).unsqueeze(-1)
+    q = torch.arange(4, device=device)
+    negative, large = patterns >> 15 - 4 * q & 1, patterns >> (8 - 4 * q) % 16 & 1
+    return ((1 - negative) << 1 | negative ^ large).to(torch.uint8)
 
 
 def pack_scales(scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -109,15 +139,19 @@ def pack_scales(scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.
         UnsupportedError: N or K is not a multiple of the tile's.
     """
     tiles_n, tiles_k = tiles(scales.shape[0], scales.shape[1] * SCALE_BLOCK)
-    grid = scales.view(tiles_n, 2, 8, tiles_k, 4)  # tile_n, half, g, tile_k, j
-    return _store(grid.permute(0, 3, 2, 1, 4), out)
+    if out is None:
+        out = torch.empty(scales.numel(), dtype=torch.uint8, device=scales.device)
+    words = scales.contiguous().view(torch.int32).view(tiles_n, 2, 8, tiles_k)  # tile_n, half, g, tile_k; a word is j
+    out.view(torch.int32).view(tiles_n, tiles_k, 8, 2).copy_(words.permute(0, 3, 2, 1))
+    return out
 
 
 def unpack_scales(packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """The inverse of :func:`pack_scales`: uint8 ``[..., N * K / 32]`` to ``[..., N, K / 32]``."""
     tiles_n, tiles_k = tiles(rows, cols)
-    grid = packed.reshape(-1, tiles_n, tiles_k, 8, 2, 4)
-    return grid.permute(0, 1, 4, 3, 2, 5).reshape(*packed.shape[:-1], rows, cols // SCALE_BLOCK)
+    words = packed.contiguous().view(torch.int32).view(-1, tiles_n, tiles_k, 8, 2)
+    natural = words.permute(0, 1, 4, 3, 2).reshape(*packed.shape[:-1], rows, tiles_k)
+    return natural.view(torch.uint8)
 
 
 def tiles(rows: int, cols: int) -> tuple[int, int]:
@@ -130,8 +164,47 @@ def tiles(rows: int, cols: int) -> tuple[int, int]:
     return rows // TILE_ROWS, cols // TILE_COLS
 
 
-def _store(view: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        return view.reshape(-1)
-    out.view(view.shape).copy_(view)
-    return out
+def _merge_rows(
+    upper: torch.Tensor, lower: torch.Tensor, out: torch.Tensor, one: torch.Tensor, two: torch.Tensor
+) -> None:
+    """Words of row g and row g + 8 to one word whose nibbles are those of the plane, still in the source's order.
+
+    A code's upper bit is the opposite of the sign, and its two bits differ where the magnitude is 1. So all bits
+    are collected inverted, signs in place, magnitudes one byte (q to q + 1) and two bytes further.
+    """
+    torch.bitwise_left_shift(upper, 2, out=out)
+    out |= lower  # nibble: code of row g, then code of row g + 8
+    torch.bitwise_right_shift(out, 1, out=one)
+    one ^= out
+    torch.bitwise_and(one, 0x11111111, out=two)  # row g + 8
+    one &= 0x44444444  # row g
+    out &= _signed(0xAAAAAAAA)
+    for magnitudes, left in ((one, 6), (two, 18)):  # none has bit 31 set, so shifting right brings zeros in
+        wrapped = magnitudes >> (32 - left)
+        magnitudes <<= left
+        out |= magnitudes
+        out |= wrapped
+    torch.bitwise_not(out, out=out)
+
+
+def _split_halves(words: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> None:
+    """Move nibble 2q + h of each word to nibble 3 - q of half h, in place."""
+    torch.bitwise_left_shift(words, 12, out=one)
+    one &= _signed(0xF000F000)
+    torch.bitwise_right_shift(words, 12, out=two)
+    two &= 0x000F000F
+    words &= 0x0FF00FF0
+    words |= one
+    words |= two
+    # The bytes are now, from the top, (h, q) = 0: 2 3, 1: 2 3, 0: 0 1, 1: 0 1; the outer two change places.
+    torch.bitwise_left_shift(words, 24, out=one)
+    torch.bitwise_right_shift(words, 24, out=two)
+    two &= 0xFF
+    words &= 0x00FFFF00
+    words |= one
+    words |= two
+
+
+def _signed(word: int) -> int:
+    """The int32 with the bits of a 32-bit word; torch takes no larger scalar for it."""
+    return word - (1 << 32) if word >> 31 else word

@@ -74,14 +74,14 @@ def moe(
     hidden, width = layer.geometry.hidden, layer.geometry.width
     contributions = torch.zeros(tokens, k, hidden, dtype=torch.float32, device=x.device)
     experts = torch.unique(topk_ids[topk_ids >= 0]).long()
-    w13, w2 = _byte_order(layer, "planes13", experts), _byte_order(layer, "planes2", experts)
+    w13, w2 = _pattern_order(layer, "planes13", experts), _pattern_order(layer, "planes2", experts)
     if resident is not None:
         for index, slot in enumerate(resident.slots[experts].tolist()):
             if slot >= 0:
                 w13[index], w2[index] = _corrected(layer, int(experts[index]), resident.rows[slot])
     # A sum over columns does not mind their order: permuting the activations is cheaper than the weights.
-    outer = x.float()[:, planes.byte_columns(hidden).flatten()]
-    inner_columns = planes.byte_columns(width).flatten()
+    outer = x.float()[:, planes.pattern_columns(hidden).flatten()]
+    inner_columns = planes.pattern_columns(width).flatten()
     for index, expert in enumerate(experts.tolist()):
         token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
         inner = clamped_swiglu(outer[token] @ w13[index].T, limit)
@@ -95,14 +95,19 @@ def moe(
     return total.to(x.dtype)
 
 
-def _byte_order(layer: W2Layer, part: str, experts: torch.Tensor) -> torch.Tensor:
-    """What :func:`dequantize` gives, columns as :func:`moet_w2.planes.byte_columns` lists them; much faster."""
+def _pattern_order(layer: W2Layer, part: str, experts: torch.Tensor) -> torch.Tensor:
+    """What :func:`dequantize` gives, columns as :func:`moet_w2.planes.pattern_columns` lists them; much faster."""
     rows, cols = _shape(layer, part)
-    packed = planes.byte_rows(layer.view(part)[experts], rows, cols)
-    values = torch.nn.functional.embedding(packed.int(), _byte_values(packed.device))
-    values = values.view(len(experts), rows, cols // SCALE_BLOCK, SCALE_BLOCK)
+    patterns = planes.row_patterns(layer.view(part)[experts], rows, cols)
+    values = torch.nn.functional.embedding(patterns, _pattern_values(patterns.device))
     scales = planes.unpack_scales(layer.view("sc" + part.removeprefix("planes"))[experts], rows, cols)
-    return values.mul_(codebook.scale_values(scales).unsqueeze(-1)).flatten(-2)
+    return _scaled(values.view(len(experts), rows, cols), scales)
+
+
+def _scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Scale ``[..., N, K]`` in place; pattern order keeps scale blocks together."""
+    values.view(*scales.shape, SCALE_BLOCK).mul_(codebook.scale_values(scales).unsqueeze(-1))
+    return values
 
 
 def corrected(layer: W2Layer, expert: int, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,17 +131,20 @@ def corrected(layer: W2Layer, expert: int, row: torch.Tensor) -> tuple[torch.Ten
 
 
 def _corrected(layer: W2Layer, expert: int, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What :func:`corrected` gives, columns in byte order."""
-    w13, w2 = corrected(layer, expert, row)
+    """What :func:`corrected` gives, columns in pattern order; much faster."""
     hidden, width = layer.geometry.hidden, layer.geometry.width
-    return w13[:, planes.byte_columns(hidden).flatten()], w2[:, planes.byte_columns(width).flatten()]
+    part = codes.row_slices(layer.geometry)
+    gate_up = torch.cat([codes.pattern_values(row[part[name]], width, hidden) for name in ("w1", "w3")])
+    down = codes.pattern_values(row[part["w2"]], hidden, width)
+    sc13 = planes.unpack_scales(layer.view("sc13")[expert], 2 * width, hidden)
+    sc2 = planes.unpack_scales(layer.view("sc2")[expert], hidden, width)
+    return _scaled(gate_up, sc13), _scaled(down, sc2)
 
 
 @cache
-def _byte_values(device: torch.device) -> torch.Tensor:
-    """float32 ``[256, 4]``: the four values in every possible plane byte."""
-    codes = torch.arange(256, device=device).unsqueeze(-1) >> torch.tensor([0, 2, 4, 6], device=device) & 3
-    return codebook.two_bit_values(codes)
+def _pattern_values(device: torch.device) -> torch.Tensor:
+    """float32 ``[PATTERNS, 4]``: the four values of each pattern."""
+    return codebook.two_bit_values(planes.pattern_codes(device))
 
 
 def _shape(layer: W2Layer, part: str) -> tuple[int, int]:
