@@ -1,11 +1,19 @@
-"""How fast ready planes are read, beside dd over the same files in the same run.
+"""How fast ready planes are read, beside dd over the same files, and beside building the layers again.
 
-    python bench/startup.py --dir FOLDER [--layers N] [--repeats N] [--out FILE]
+    python bench/startup.py --dir FOLDER [--layers N] [--repeats N] [--construct N] [--out FILE]
 
-Writes layers of the real geometry into a cache below FOLDER (random bytes, about 1.7 GiB each; removed at the
-end), then reads them in turns, each with a cold page cache and with a warm one: as the server does, into locked
-host memory, and with ``dd`` into /dev/null, one process for each of as many files at a time as the server has
-workers, by direct I/O and buffered. Needs locked memory for one layer a worker.
+Writes layers of the real geometry into a cache below FOLDER (1.7 GiB each; removed at the end), then reads them in
+turns, each with a cold page cache and with a warm one: as the server does, and with ``dd`` into /dev/null, one process
+for each of as many files at a time as the server has workers, by direct I/O and buffered. Cold means that the files
+were dropped by posix_fadvise, and that the kernel counts no page of them; what lies below a virtual machine cannot be
+dropped. Then builds layers anew from a checkpoint shard (3.4 GB, cold each time), as the first start does, without the
+rest of vLLM's loader: the seconds of both ways for one layer, and their ratio.
+
+Without a GPU the layers go into locked host memory, as many at a time as there are workers. With one, every second
+layer is mapped and the others lie in device memory, all at once, and what arrived is compared with what was written;
+the copy engine's own rate from pinned memory is the ceiling. Host memory of some virtual machines appears only when it
+is first used, at a few GB/s: ``--grow GIB`` uses it once before anything is measured. 24 layers need 44 GB of disk,
+22 GB of device memory and 22 GB of lockable memory; about three minutes at 1.5 GB/s.
 """
 
 from __future__ import annotations
@@ -22,60 +30,18 @@ from pathlib import Path
 from typing import Any
 
 import facts
-import numpy
+import torch
+from startup_files import Noise, forget, make_cache, make_source
+from startup_server import Server
 
-from moet_w2 import topology
-from moet_w2.cache import layout
 from moet_w2.cache.eligibility import judge
 from moet_w2.cache.key import CacheKey
-from moet_w2.cache.load import WORKERS, load
+from moet_w2.cache.load import WORKERS
 from moet_w2.geometry import LayerGeometry
-from moet_w2.host_memory import HostAllocation, close_all
-from moet_w2.layer import Shard, W2Layer
-from moet_w2.placement import Placement
+from moet_w2.host_memory import close_all
+from moet_w2.layer import Shard
 
 LAYER = LayerGeometry(experts=256, hidden=4096, width=2048)
-_CHUNK = 64 << 20
-
-
-def make_cache(root: Path, key: CacheKey) -> list[Path]:
-    """Payload files of random bytes with their sidecars. Their digests are not real: nothing here reads them."""
-    directory = layout.folder(root, key)
-    directory.mkdir(parents=True)
-    noise = numpy.random.default_rng(0)
-    files = []
-    for layer in range(key.layers):
-        path = layout.payload_path(directory, layer)
-        with path.open("wb") as file:
-            file.write(layout.head(key.digest, layer, key.geometry.nbytes))
-            for start in range(0, key.geometry.nbytes, _CHUNK):
-                file.write(noise.bytes(min(_CHUNK, key.geometry.nbytes - start)))
-            file.flush()
-            os.fsync(file.fileno())
-        sidecar = layout.Sidecar(key.digest, layer, key.geometry.nbytes, "0" * 64)
-        layout.sidecar_path(directory, layer).write_text(sidecar.to_json())
-        files.append(path)
-    return files
-
-
-class Server:
-    """Reads the cache as a worker process does: a destination for each worker, in locked memory."""
-
-    def __init__(self, root: Path, key: CacheKey) -> None:
-        self.root, self.key = root, key
-        locality = topology.cpu_locality()
-        self.hosts = [HostAllocation(f"layer {n}", key.geometry.nbytes, locality) for n in range(WORKERS)]
-
-    def read(self) -> None:
-        for start in range(0, self.key.layers, WORKERS):
-            layers = [
-                W2Layer(start + number, self.key.geometry, Placement.MAPPED, host.tensor(), host)
-                for number, host in enumerate(self.hosts[: self.key.layers - start])
-            ]
-            results = load(self.root, self.key, layers)
-            if any(result.miss is not None for result in results):
-                raise SystemExit(f"a layer was not read: {results}")
-            self.direct = all(result.direct for result in results)
 
 
 def dd(files: list[Path], direct: bool) -> None:
@@ -89,56 +55,119 @@ def dd(files: list[Path], direct: bool) -> None:
         list(threads.map(one, files))
 
 
-def forget(files: list[Path]) -> None:
-    """Drop the files from the page cache."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+def grow(gib: int) -> None:
+    """Use ``gib`` GiB of memory once and give it back."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        pieces = list(threads.map(lambda _: torch.zeros(1 << 30, dtype=torch.uint8).fill_(1), range(gib)))
+    pieces.clear()
 
 
-def measure(root: Path, layers: int, repeats: int, geometry: LayerGeometry = LAYER) -> dict[str, Any]:
+def copy_rate(nbytes: int) -> float:
+    """Median GiB/s of the copy engine, from pinned to device memory."""
+    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def once() -> float:
+        torch.cuda.synchronize()
+        return timed(lambda: (target.copy_(source, non_blocking=True), torch.cuda.synchronize()))
+
+    return nbytes / statistics.median([once() for _ in range(10)]) / 2**30
+
+
+def measure(
+    folder: Path,
+    layers: int,
+    repeats: int,
+    construct: int,
+    geometry: LayerGeometry = LAYER,
+    write_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Everything, in this one run; ``folder`` is left full of files."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    root, source, noise = folder / "cache", folder / "layer.safetensors", Noise()
+    files: list[Path] = []
     key = CacheKey("benchmark", geometry, Shard(), layers)
-    files = make_cache(root, key)
+    write = timed(lambda: files.extend(make_cache(root, key, noise, write_seconds)))
+    layers = len(files)
     nbytes = layers * geometry.nbytes
-    start = time.perf_counter()
-    verdicts = judge(root, key, range(layers))
-    eligibility = time.perf_counter() - start
-    if set(verdicts.values()) != {None}:
-        raise SystemExit(f"the cache is not eligible: {verdicts}")
-    server = Server(root, key)
+    say(f"{layers} layers written in {write:.1f} s")
+    eligibility = timed(lambda: _must_be_eligible(root, key, layers))
+    server = Server(root, key, layers, device)
+    say(f"memory of {server.mapped} mapped layers is there")
     works: dict[str, Callable[[], None]] = {
         "load": server.read,
         "dd_direct": lambda: dd(files, direct=True),
         "dd_buffered": lambda: dd(files, direct=False),
     }
     seconds: dict[str, list[float]] = {}
+    cached: list[int | None] = []
+    right = True
     for _ in range(repeats):
         for name, work in works.items():
-            forget(files)
-            seconds.setdefault(f"{name}_cold", []).append(_timed(work))
+            cached.append(forget(files))
+            seconds.setdefault(f"{name}_cold", []).append(timed(work))
+            say(f"{name}, cold: {seconds[f'{name}_cold'][-1]:.1f} s")
+            right &= name != "load" or server.holds(noise)
         dd(files, direct=False)  # fills the page cache as far as memory goes
         for name in ("load", "dd_buffered"):
-            seconds.setdefault(f"{name}_warm", []).append(_timed(works[name]))
-    close_all()
-    rate = {name: nbytes / statistics.median(values) / 2**30 for name, values in seconds.items()}
-    return {
+            seconds.setdefault(f"{name}_warm", []).append(timed(works[name]))
+            say(f"{name}, warm: {seconds[f'{name}_warm'][-1]:.1f} s")
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    rate = {name: nbytes / value / 2**30 for name, value in median.items()}
+    result = {
         "benchmark": "startup",
         "layers": layers,
+        "mapped_layers": layers if device.type == "cpu" else server.mapped,
         "bytes": nbytes,
         "repeats": repeats,
         "workers": WORKERS,
         "direct_io": server.direct,
+        "bytes_right": right,
+        "cold": "posix_fadvise",
+        "cached_bytes_before_cold": None if None in cached else max(cached, default=None),
+        "write_seconds": write,
         "eligibility_seconds": eligibility,
+        "seconds": median,
         "gib_per_s": rate,
         "cold_ratio_to_best_dd": rate["load_cold"] / max(rate["dd_direct_cold"], rate["dd_buffered_cold"]),
     }
+    if construct:
+        make_source(source, geometry, noise)
+        built = []
+        for number in range(construct):
+            forget([source])
+            built.append(timed(lambda number=number: server.construct(source, number % layers)))
+            say(f"layer {number} built in {built[-1]:.1f} s")
+        loaded = median["load_cold"] / layers
+        result["construct"] = {
+            "layers": construct,
+            "source_bytes_per_layer": source.stat().st_size,
+            "seconds_per_layer": statistics.median(built),
+            "load_seconds_per_layer": loaded,
+            "ratio": statistics.median(built) / loaded,
+        }
+    if device.type == "cuda":
+        result["h2d_gib_per_s"] = copy_rate(min(geometry.nbytes, 1 << 30))
+    close_all()
+    return result
 
 
-def _timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def say(line: str) -> None:
+    """Progress, at once."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def _must_be_eligible(root: Path, key: CacheKey, layers: int) -> None:
+    verdicts = judge(root, key, range(layers))
+    if set(verdicts.values()) != {None}:
+        raise SystemExit(f"the cache is not eligible: {verdicts}")
 
 
 def main() -> None:
@@ -146,13 +175,19 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="folder on the disk to measure")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--construct", type=int, default=0, help="layers to build as the first start does")
+    parser.add_argument("--write-seconds", type=float, help="be content with fewer layers after this long")
+    parser.add_argument("--grow", type=int, default=0, metavar="GIB", help="memory to use once before all else")
     parser.add_argument("--out", type=Path, help="write a result file")
     args = parser.parse_args()
-    root = args.dir / f"moet-startup-{os.getpid()}"
+    folder = args.dir / f"moet-startup-{os.getpid()}"
+    folder.mkdir()
     try:
-        result = measure(root, args.layers, args.repeats)
+        if args.grow:
+            say(f"{args.grow} GiB of memory used once in {timed(lambda: grow(args.grow)):.1f} s")
+        result = measure(folder, args.layers, args.repeats, args.construct, write_seconds=args.write_seconds)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     for name, value in result.items():
         print(f"{name}: {value}")
     if args.out:

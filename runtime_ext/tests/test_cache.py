@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import own_mounts
 import pytest
 import torch
 from generators import TINY, device_layer, filled_layer, write_checkpoint
@@ -242,23 +243,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_a_read_error(root: Path, monkey
     assert load(root, KEY, [device_layer(TINY)])[0].miss is Miss.READ_ERROR
 
 
-def test_a_filesystem_without_direct_io_is_read_buffered(root: Path, monkeypatch) -> None:
-    real = os.open
-
-    def refuse_direct(path, flags, *args):
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no direct I/O here")
-        return real(path, flags, *args)
-
-    monkeypatch.setattr(os, "open", refuse_direct)
-    host = HostAllocation("layer 0", TINY.nbytes, Locality(0, (0,), "the only node"))
-    layer = W2Layer(0, TINY, Placement.MAPPED, host.tensor(), host)
-    result = load(root, KEY, [layer])[0]
-    assert (result.miss, result.direct) == (None, False)
-    assert torch.equal(layer.storage, filled_layer(TINY)[0].storage)
-    host.close()
-
-
 # ---- eligibility is cheap
 
 
@@ -456,36 +440,27 @@ def test_a_file_taken_for_a_leftover_before_it_was_locked_is_made_again(tmp_path
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
-    """On a filesystem that really is full: a tmpfs of its own, in a mount namespace of its own."""
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from pathlib import Path
-        from generators import filled_layer
-        from test_cache import BIG, BIG_KEY, never_wrong
-        from moet_w2.cache import layout
-        from moet_w2.cache.publish import publish
-        root = Path({str(tmp_path)!r})
-        layer, _ = filled_layer(BIG)
-        publish(root, BIG_KEY, layer)
+    """On a filesystem that really is full."""
+    layer, _ = filled_layer(BIG)
+    left = device_layer(BIG)
+
+    def work() -> object:
+        own_mounts.mount("tmpfs", tmp_path, f"size={BIG.nbytes + BIG.nbytes // 2}")
+        publish(tmp_path, BIG_KEY, layer)
         layer.key = 1
-        try:
-            publish(root, BIG_KEY, layer)
-        except OSError as error:
-            print(error.strerror)
-        layer.key = 0
-        print(never_wrong(root, layer.storage), sorted(p.name for p in layout.folder(root, BIG_KEY).iterdir()))
-    """
-    size = BIG.nbytes + BIG.nbytes // 2
-    script = f'mount -t tmpfs -o size={size} none "{tmp_path}" && exec "$0" -c "$1"'
-    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, sys.executable, textwrap.dedent(code)]
-    out = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "unshare" in out.stderr or "mount" in out.stderr:
-        pytest.skip(f"this machine allows no mount namespace: {out.stderr.strip()}")
-    assert out.stdout.splitlines() == [
-        "No space left on device",
-        "True ['key.json', 'layer-000.json', 'layer-000.w2']",
-    ], out.stderr
+        with pytest.raises(OSError, match="No space left on device"):
+            publish(tmp_path, BIG_KEY, layer)
+        names = sorted(path.name for path in layout.folder(tmp_path, BIG_KEY).iterdir())
+        miss = load(tmp_path, BIG_KEY, [left])[0].miss
+        return (
+            names,
+            judge(tmp_path, BIG_KEY, [0, 1]),
+            miss,
+            bytes(left.storage.numpy()) == bytes(layer.storage.numpy()),
+        )
+
+    names = ["key.json", "layer-000.json", "layer-000.w2"]
+    assert own_mounts.run(work) == str((names, {0: None, 1: Miss.NO_PAYLOAD}, None, True))
 
 
 # ---- a process's session
