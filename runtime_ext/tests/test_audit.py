@@ -99,6 +99,7 @@ def drift(document: dict, path: str, value: object) -> dict:
         ("redundant_gpu_w2_bytes", 5, "redundant GPU W2 bytes is 5"),
         ("uncorrected_layers", [1], r"uncorrected layers is \[1\]"),
         ("correction", POOL, "correction bytes is 30, the recipe expects 0"),
+        ("layers.0.origin", "dummy", r"layer 0: its weights are made up \(--load-format dummy\)"),
         ("layers.0.redundant_bytes", None, "layer 0: redundant bytes are None"),
         ("layers.0.parts.sc13.offset", 3, "layer 0: sc13 begins at 3"),
         ("layers.0.bytes", 3, "layer 0: its parts end at"),

@@ -42,6 +42,17 @@ def test_a_whole_checkpoint_passes(folder: Path) -> None:
     assert report.nbytes == 2 * TINY.experts * 3 * 256 * 128 * (1 / 2 + 1 / 32)
 
 
+def test_a_config_alone_describes_made_up_weights(folder: Path) -> None:
+    for file in [*folder.glob("*.safetensors"), folder / checkpoint.INDEX]:
+        file.unlink()
+    report = checkpoint.describe(folder)
+    assert (report.target_layers, report.geometry) == (2, TINY)
+    assert (report.draft_layers, report.tensors, report.nbytes) == (0, 0, 0)
+    edit_config(folder, expert_dtype="fp8")
+    with pytest.raises(CheckpointError, match="not MXFP4"):
+        checkpoint.describe(folder)
+
+
 def test_draft_layers_are_counted_and_checked(folder: Path) -> None:
     def add_draft(tensors):
         tensors |= {name.replace("layers.0", "mtp.0"): t.clone() for name, t in tensors.items() if "layers.0" in name}

@@ -1,5 +1,6 @@
 """The border to vLLM: attachment, the checkpoint's takeover, streaming through vLLM's own loader signature."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from generators import TINY, expert_tensors, filled_layer
+from generators import TINY, device_layer, expert_tensors, filled_layer
 
-from moet_w2 import config, moe_method, plugin, reference, runtime
+from moet_w2 import checkpoint, config, dummy, moe_method, plugin, reference, runtime
 from moet_w2.audit import Audit
 from moet_w2.errors import CheckpointError, ConfigError, HostMemoryError, UnsupportedError
+from moet_w2.kernels import experts
 from moet_w2.layer import Shard
 from moet_w2.placement import plan
 from moet_w2.runtime import W2Runtime
@@ -196,11 +198,89 @@ def test_mapped_layers_lie_in_locked_memory(fresh_runtime, monkeypatch) -> None:
     layers[1].close()
 
 
+def test_made_up_weights_need_no_checkpoint_and_say_what_they_are(
+    fresh_runtime, method, tmp_path: Path, caplog
+) -> None:
+    for file in [*(tmp_path / "model").glob("*.safetensors"), tmp_path / "model" / checkpoint.INDEX]:
+        file.unlink()
+    made = fresh_runtime(load_format="dummy")
+    assert "for benchmarks only; every answer is noise" in caplog.text
+    layer = created(method, Experts())
+    layer.w2.storage.fill_(0xA5)
+    method.process_weights_after_loading(layer)
+    assert made.audit.document()["layers"][0]["origin"] == "dummy"
+    for part in ("planes13", "planes2"):
+        assert torch.bincount(layer.w2.view(part).flatten().int(), minlength=256).min() > 0
+    for part in ("sc13", "sc2"):
+        assert layer.w2.view(part).unique().tolist() == [120, 121, 122]
+    x = torch.randn(4, TINY.hidden)
+    out = method.apply(layer, x, torch.ones(4, 2), torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2]]), None, None)
+    assert torch.isfinite(out).all() and out.any()
+
+
+def test_made_up_weights_are_the_same_for_the_same_layer() -> None:
+    layers = [device_layer(TINY, key) for key in (3, 3, 4)]
+    for layer in layers:
+        dummy.fill(layer)
+    assert layers[0].complete and torch.equal(layers[0].storage, layers[1].storage)
+    assert not torch.equal(layers[0].storage, layers[2].storage)
+
+
+@pytest.fixture
+def on_gpu(process, method, monkeypatch):
+    """A call of a layer that says its bytes are on a GPU: what it hands to the operator, by name."""
+    calls = []
+
+    def operator(*args):
+        calls.append(inspect.signature(experts.experts).bind(*args).arguments)
+        return args[0]
+
+    monkeypatch.setattr(torch.ops.moet_w2, "experts", operator)
+    layer, storage = Experts(), SimpleNamespace(device=torch.device("cuda", 0))
+    layer.w2 = SimpleNamespace(key=1, geometry=TINY, storage=storage, dispatched=True)
+
+    def call(tokens: int = 3) -> dict:
+        x = torch.zeros(tokens, TINY.hidden, dtype=torch.bfloat16)
+        ids, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2)
+        assert method.apply(layer, x, weights, ids, None, None) is x
+        passed = (calls[-1][name] for name in ("x", "topk_weights", "topk_ids", "storage"))
+        assert all(one is other for one, other in zip(passed, (x, weights, ids, storage), strict=True))
+        return calls[-1]
+
+    return call
+
+
+def test_a_gpu_computes_by_the_operator(on_gpu) -> None:
+    given = on_gpu()
+    assert (given["experts"], given["width"], given["limit"]) == (TINY.experts, TINY.width, 10.0)
+    assert [given[name] for name in ("rows", "slots", "counts", "padding")] == [None] * 4
+
+
+def test_a_gpu_gets_slots_and_counters_of_the_correction(on_gpu, process) -> None:
+    asked = []
+    views = {1: ("rows", "slots", "counts"), 70: (None, None, "counts"), 5: None}
+    process.correction = SimpleNamespace(device_views=lambda key, tokens: asked.append((key, tokens)) or views[tokens])
+    for tokens, expected in views.items():
+        given = on_gpu(tokens)
+        assert (given["rows"], given["slots"], given["counts"]) == (expected or (None, None, None))
+    assert asked == [(1, 1), (1, 70), (1, 5)]
+
+
+def test_a_gpu_skips_the_rows_that_fill_a_batch_up(on_gpu, monkeypatch) -> None:
+    mask = torch.tensor([False] * 6 + [True] * 2)
+    monkeypatch.setattr(moe_method, "is_forward_context_available", lambda: True)
+    monkeypatch.setattr(moe_method, "get_forward_context", lambda: SimpleNamespace(is_padding=mask))
+    assert torch.equal(on_gpu(8)["padding"], mask)
+    assert on_gpu(7)["padding"].data_ptr() == mask.data_ptr() and len(on_gpu(7)["padding"]) == 7
+    assert on_gpu(9)["padding"] is None  # a mask of another batch
+    monkeypatch.setattr(moe_method, "get_forward_context", lambda: SimpleNamespace(is_padding=None))
+    assert on_gpu(8)["padding"] is None
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"v2": False}, "Model Runner V1"),
-        ({"load_format": "dummy"}, "--load-format dummy"),
         ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
         ({"enable_eplb": True}, "--enable-eplb"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),

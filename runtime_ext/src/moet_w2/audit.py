@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import codebook
+from . import codebook, dummy
 from .errors import AuditError
 from .placement import Placement
 
@@ -202,6 +202,8 @@ def _check_layer(layer: dict[str, Any]) -> list[str]:
         end = part["offset"] + part["bytes"]
     if end != layer["bytes"]:
         problems.append(f"audit: layer {layer['key']}: its parts end at {end}, it holds {layer['bytes']} bytes")
+    if layer["origin"] == dummy.ORIGIN:
+        problems.append(f"audit: layer {layer['key']}: its weights are made up (--load-format {dummy.LOAD_FORMAT})")
     if layer["redundant_bytes"] != 0:
         problems.append(f"audit: layer {layer['key']}: redundant bytes are {layer['redundant_bytes']}, expected 0")
     host = layer["host"]

@@ -66,19 +66,32 @@ def inspect(path: str | Path) -> CheckpointReport:
         CheckpointError: it is not a folder, not DeepSeek-V4, its experts are not MXFP4, a shard is missing or
             truncated, or an expert tensor is missing, extra or of the wrong dtype or shape.
     """
+    described = describe(path)
+    folder, layers, geometry = described.path, described.target_layers, described.geometry
+    entries = _read_entries(folder)
+    drafts = len({m.group(2) for m in map(_EXPERT.match, entries) if m and m.group(1) == "mtp"})
+    _check_experts(entries, layers, drafts, geometry)
+    return CheckpointReport(
+        folder, layers, drafts, geometry, len(entries), sum(entry.nbytes for entry in entries.values())
+    )
+
+
+def describe(path: str | Path) -> CheckpointReport:
+    """What config.json alone says, for weights that are made up: no tensors, and draft layers not counted.
+
+    Args:
+        path: folder with config.json.
+
+    Raises:
+        CheckpointError: it is not a folder, not DeepSeek-V4, or its experts are not MXFP4.
+    """
     folder = Path(path)
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"model folder {folder} {what}; give the folder that holds config.json")
     config = read_config(folder)
     geometry = LayerGeometry(config["n_routed_experts"], config["hidden_size"], config["moe_intermediate_size"])
-    entries = _read_entries(folder)
-    layers = config["num_hidden_layers"]
-    drafts = len({m.group(2) for m in map(_EXPERT.match, entries) if m and m.group(1) == "mtp"})
-    _check_experts(entries, layers, drafts, geometry)
-    return CheckpointReport(
-        folder, layers, drafts, geometry, len(entries), sum(entry.nbytes for entry in entries.values())
-    )
+    return CheckpointReport(folder, config["num_hidden_layers"], 0, geometry, 0, 0)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-from . import reference, runtime
+from . import dummy, reference, runtime
 from .errors import CheckpointError, UnsupportedError
 from .geometry import LayerGeometry
+from .kernels import experts
 from .layer import Shard, W2Layer
 from .placement import layer_key
 
@@ -66,14 +68,21 @@ class W2MoEMethod(FusedMoEMethodBase):
 
         Raises:
             CheckpointError: tensors are missing.
+            MoetError: the device has no kernels for such a layer.
         """
         w2: W2Layer = layer.w2
+        if runtime.get().made_up:
+            dummy.fill(w2)
         if missing := w2.missing():
             raise CheckpointError(
                 f"layers.{w2.key}.ffn.{missing[0]}: never arrived ({len(missing)} expert tensors of the layer are "
                 "missing); the checkpoint is incomplete"
             )
         runtime.get().loaded(w2, redundant_bytes(layer, w2))
+        device = w2.storage.device
+        if device.type == "cuda":
+            geometry = w2.geometry
+            experts.prepare(geometry.experts, geometry.hidden, geometry.width, layer.top_k, device)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         return None
@@ -87,12 +96,32 @@ class W2MoEMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Routed experts over ``x`` ``[T, H]``; see :func:`moet_w2.reference.moe`. Shared experts run outside."""
+        """Routed experts over ``x`` ``[T, H]``, a partial sum under tensor parallelism; shared experts run outside.
+
+        On a GPU by :func:`moet_w2.kernels.experts.experts`, on a CPU by :func:`moet_w2.reference.moe`.
+        """
         w2: W2Layer = layer.w2
         if not w2.dispatched:
             w2.dispatched = True
             runtime.get().audit.dispatched(w2)
         correction = runtime.get().correction
+        if w2.storage.device.type == "cuda":
+            views = None if correction is None else correction.device_views(w2.key, x.shape[0])
+            rows, slots, counts = views or (None, None, None)
+            geometry, padding = w2.geometry, _padding(x.shape[0])
+            return torch.ops.moet_w2.experts(
+                x,
+                topk_weights,
+                topk_ids,
+                w2.storage,
+                geometry.experts,
+                geometry.width,
+                layer.swiglu_limit,
+                rows,
+                slots,
+                counts,
+                padding,
+            )
         resident = None if correction is None else correction.resident(w2.key, topk_ids)
         return reference.moe(w2, x, topk_weights, topk_ids, layer.swiglu_limit, resident)
 
@@ -105,6 +134,15 @@ def redundant_bytes(layer: torch.nn.Module, w2: W2Layer) -> int:
     storages = {tensor.untyped_storage() for name, tensor in held.items() if name not in _ROUTER_TENSORS}
     seen = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(nbytes for address, nbytes in seen.items() if not first <= address < last)
+
+
+def _padding(tokens: int) -> torch.Tensor | None:
+    """bool ``[tokens]``: the rows that only fill a batch up, where vLLM says so. A fixed address in captured graphs.
+
+    Not every router of vLLM marks such rows with -1: their ids would cost reads and bend the counts.
+    """
+    mask = get_forward_context().is_padding if is_forward_context_available() else None
+    return None if mask is None or mask.shape[0] < tokens else mask[:tokens]
 
 
 def _loader(w2: W2Layer, kind: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from functools import cache
 from multiprocessing.util import Finalize
@@ -12,7 +13,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
 
-from . import checkpoint, config, cuda_host, placement, preflight, step_hook, topology
+from . import checkpoint, config, cuda_host, dummy, placement, preflight, step_hook, topology
 from .audit import Audit
 from .cache import key as cache_key
 from .cache.session import Session
@@ -23,6 +24,8 @@ from .host_memory import HostAllocation
 from .layer import Shard, W2Layer
 from .placement import LayerPlan, Placement
 from .topology import Locality
+
+logger = logging.getLogger("vllm.moet_w2")
 
 DSPARK_LAYERS = 3
 """Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
@@ -38,6 +41,7 @@ class W2Runtime:
         audit: the record of what was placed.
         cache: the cache of ready planes in use, or None.
         correction: the correction tier, or None.
+        made_up: whether layers are filled with random bits (``--load-format dummy``).
         layers: every W2 layer by its key.
     """
 
@@ -49,9 +53,10 @@ class W2Runtime:
         audit: Audit,
         cache: Session | None = None,
         correction: Correction | None = None,
+        made_up: bool = False,
     ) -> None:
         self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
-        self.cache, self.correction = cache, correction
+        self.cache, self.correction, self.made_up = cache, correction, made_up
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -117,7 +122,8 @@ def get() -> W2Runtime:
     config.check_load_format(settings, vllm_config.load_config.load_format)
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
-    report = checkpoint.inspect(model.model)
+    made_up = vllm_config.load_config.load_format == dummy.LOAD_FORMAT
+    report = checkpoint.describe(model.model) if made_up else checkpoint.inspect(model.model)
     device = _device()
     locality = _locality(settings, device) if plan.mapped else None
     shard = Shard(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
@@ -132,7 +138,12 @@ def get() -> W2Runtime:
             cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
         correction = _correction(settings, plan, key, device)
     audit = Audit(settings.audit_path, plan, _describe(device, locality), correction and correction.facts())
-    return W2Runtime(plan, device, locality, audit, cache, correction)
+    if made_up:
+        logger.warning(
+            "--load-format %s: routed experts hold random bits, for benchmarks only; every answer is noise",
+            dummy.LOAD_FORMAT,
+        )
+    return W2Runtime(plan, device, locality, audit, cache, correction, made_up)
 
 
 def _correction(
@@ -179,7 +190,6 @@ def _refuse_unsupported(vllm_config: VllmConfig) -> None:
         "expert load balancing (--enable-eplb)": parallel.enable_eplb,
         "pipeline parallelism (--pipeline-parallel-size)": parallel.pipeline_parallel_size > 1,
         "Model Runner V1 (VLLM_USE_V2_MODEL_RUNNER=0, or no Triton)": not vllm_config.use_v2_model_runner,
-        "made-up weights (--load-format dummy)": vllm_config.load_config.load_format == "dummy",
     }
     for what, asked in refusals.items():
         if asked:
