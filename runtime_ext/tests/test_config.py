@@ -31,6 +31,7 @@ def test_every_setting_is_read() -> None:
         "_FAST_LOAD_WORKERS": "8",
         "_FAST_LOAD_BATCH_LAYERS": "3",
         "_CPU_ISA": "avx2",
+        "_TRACE": "/t",
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
     assert parse(**values) == config.W2Config(
@@ -48,6 +49,7 @@ def test_every_setting_is_read() -> None:
         8,
         3,
         "avx2",
+        trace=Path("/t"),
     )
 
 
@@ -69,12 +71,6 @@ def test_an_unknown_name_is_an_error_with_a_suggestion(name: str, suggestion: st
         parse(**{name: "1"})
 
 
-@pytest.mark.parametrize("name", sorted(envs.RESERVED))
-def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}='1' is not supported by this version"):
-        envs.read({name: "1"})
-
-
 @pytest.mark.parametrize(
     ("name", "value", "named"),
     [
@@ -92,6 +88,7 @@ def test_a_setting_of_a_later_version_is_refused_not_ignored(name: str) -> None:
         ("_DELTA_GB", "-1", "DELTA_GB='-1' is not a size"),
         ("_DELTA_GB", "nan", "DELTA_GB='nan' is not a size"),
         ("_DELTA_GB", "inf", "DELTA_GB='inf' is not a size"),
+        ("_DELTA_GB", "AUTO", "DELTA_GB='AUTO' is not a size; give GiB, such as 6 or 0.25, auto, or 0"),
         ("_DELTA_POLICY", "random", "DELTA_POLICY='random' is not allowed; use one of freq, lru"),
         ("_PREFILL_FP4", "yes", "PREFILL_FP4='yes'.*0, 1"),
         ("_FAST_LOAD_WORKERS", "0", "FAST_LOAD_WORKERS='0' .* from 1 to 64"),
@@ -108,7 +105,17 @@ def test_a_malformed_value_is_named(name: str, value: str, named: str) -> None:
 def test_correction_needs_a_store() -> None:
     with pytest.raises(ConfigError, match="VLLM_MOE_W2_DELTA_GB=6 needs VLLM_MOE_W2_STORE_DIR"):
         parse(_DELTA_GB="6")
+    with pytest.raises(ConfigError, match="VLLM_MOE_W2_DELTA_GB=auto needs VLLM_MOE_W2_STORE_DIR"):
+        parse(_DELTA_GB="auto")
     assert parse(_DELTA_GB="0").delta_gib == 0
+    auto = parse(_DELTA_GB="auto", _STORE_DIR="/s")
+    assert (auto.delta_auto, auto.delta_gib) == (True, 0)
+
+
+def test_a_trace_needs_correction() -> None:
+    with pytest.raises(ConfigError, match="VLLM_MOE_W2_TRACE=/t needs VLLM_MOE_W2_DELTA_GB"):
+        parse(_TRACE="/t", _STORE_DIR="/s")
+    assert parse(_TRACE="/t", _STORE_DIR="/s", _DELTA_GB="auto").trace == Path("/t")
 
 
 @pytest.mark.parametrize("name", ["_PLANES_CACHE", "_STORE_DIR"])

@@ -13,6 +13,7 @@ from .topology import normalize_pci
 LOAD_FORMAT = "moet"
 """vLLM's name for the loader that reads ready planes (:mod:`moet_w2.loader`)."""
 DELTA_POLICIES = ("freq", "lru")
+_AUTO = "auto"
 CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
 
 
@@ -35,6 +36,8 @@ class W2Config:
         load_workers: threads that read ready planes.
         load_batch_layers: layers handed to them at once.
         cpu_isa: highest CPU instruction set to use, or None for what the machine has.
+        delta_auto: as many correction slots as fit beside the KV cache; ``delta_gib`` is 0 then.
+        trace: file that receives the routing trace, or None.
     """
 
     enabled: bool = True
@@ -51,6 +54,8 @@ class W2Config:
     load_workers: int = 4
     load_batch_layers: int = 12
     cpu_isa: str | None = None
+    delta_auto: bool = False
+    trace: Path | None = None
 
 
 def parse(settings: envs.Settings) -> W2Config:
@@ -74,9 +79,14 @@ def parse(settings: envs.Settings) -> W2Config:
         load_workers=_count("VLLM_MOE_W2_FAST_LOAD_WORKERS", settings.fast_load_workers, 4, most=64),
         load_batch_layers=_count("VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS", settings.fast_load_batch_layers, 12, most=12),
         cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
+        delta_auto=settings.delta_gb == _AUTO,
+        trace=Path(settings.trace) if settings.trace else None,
     )
-    if config.delta_gib and config.store_dir is None:
+    corrected = bool(config.delta_gib or config.delta_auto)
+    if corrected and config.store_dir is None:
         raise ConfigError(f"VLLM_MOE_W2_DELTA_GB={settings.delta_gb} needs VLLM_MOE_W2_STORE_DIR; name a folder")
+    if config.trace is not None and not corrected:
+        raise ConfigError(f"VLLM_MOE_W2_TRACE={config.trace} needs VLLM_MOE_W2_DELTA_GB; name a size or unset TRACE")
     return config
 
 
@@ -149,14 +159,14 @@ def _count(name: str, text: str | None, default: int, most: int) -> int:
 
 
 def _gib(name: str, text: str | None) -> float:
-    if text is None:
+    if text is None or text == _AUTO:
         return 0.0
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0.0 <= value < math.inf:
-        raise ConfigError(f"{name}={text!r} is not a size; give GiB, such as 6 or 0.25, or 0 for no correction")
+        raise ConfigError(f"{name}={text!r} is not a size; give GiB, such as 6 or 0.25, auto, or 0 for none")
     return value
 
 

@@ -20,9 +20,10 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2_MAPPED_PCI": "guard: the PCI address of the GPU this process must use",
     "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "file that receives the placement audit (JSON, replaced atomically)",
     "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS": "comma-separated layer keys that never take a correction slot",
-    "VLLM_MOE_W2_DELTA_GB": "GiB of correction slots; 0 (default) serves every expert from its 2-bit base",
+    "VLLM_MOE_W2_DELTA_GB": "GiB of correction slots, or auto: what a KV cache of given size leaves; 0 (default): none",
     "VLLM_MOE_W2_DELTA_POLICY": "which experts get a slot: freq (default) or lru",
     "VLLM_MOE_W2_PREFILL_FP4": "1 (default): prefill reads resident slots too; 0: it reads the base only",
+    "VLLM_MOE_W2_TRACE": "file that receives the routing trace when the server stops, for moet sim; needs correction",
     "VLLM_MOE_W2_STORE_DIR": "folder of the correction pack, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_PLANES_CACHE": "folder of ready planes, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_FAST_LOAD_WORKERS": "threads that read ready planes (default 4)",
@@ -30,9 +31,6 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2_CPU_ISA": "caps the instruction set used on a CPU: amx, avx512_bf16, avx512 or avx2",
 }
 """Every setting that this version honours, with its meaning."""
-
-RESERVED: frozenset[str] = frozenset(f"VLLM_MOE_W2_{name}" for name in ("TRACE",))
-"""Names of the family that this version does not honour yet: setting one is an error, not a no-op."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,14 @@ class Settings:
     fast_load_workers: str | None = None
     fast_load_batch_layers: str | None = None
     cpu_isa: str | None = None
+    trace: str | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:
     """Collect the package's settings from ``environ`` (default: the process environment).
 
     Raises:
-        ConfigError: a ``VLLM_MOE_W2*`` name is unknown (the nearest known one is suggested) or reserved.
+        ConfigError: a ``VLLM_MOE_W2*`` name is unknown; the nearest known one is suggested.
     """
     source = os.environ if environ is None else environ
     for name in sorted(source):
@@ -84,6 +83,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         fast_load_workers=text("_FAST_LOAD_WORKERS"),
         fast_load_batch_layers=text("_FAST_LOAD_BATCH_LAYERS"),
         cpu_isa=text("_CPU_ISA"),
+        trace=text("_TRACE"),
     )
 
 
@@ -94,7 +94,5 @@ def declare(known: MutableMapping[str, Callable[[], Any]]) -> None:
 
 
 def _refusal(name: str, value: str) -> str:
-    if name in RESERVED:
-        return f"{name}={value!r} is not supported by this version of moet_w2: unset it"
     near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.0)[0]
     return f"{name}={value!r} is not a setting of moet_w2: did you mean {near}? Otherwise unset it"

@@ -1,4 +1,4 @@
-"""Runs something of ours between two steps of vLLM's model runner (Model Runner V2)."""
+"""Runs something of ours at moments that vLLM has no hook for: between two steps, and after a worker's method."""
 
 from __future__ import annotations
 
@@ -32,3 +32,27 @@ def attach(runner: type, boundary: Callable[[], None]) -> None:
         return original(self, *args, **kwargs)
 
     runner.execute_model = execute_model  # type: ignore[attr-defined]
+
+
+def after(owner: type, method: str, then: Callable[[Any], None]) -> None:
+    """Call ``then(self)`` whenever a method of vLLM has returned.
+
+    Args:
+        owner: the class that is asked for it; what it inherits is left alone.
+        method: its name.
+        then: what to call.
+
+    Raises:
+        UnsupportedError: there is no such method.
+    """
+    original = getattr(owner, method, None)
+    if original is None:
+        raise UnsupportedError(f"{owner.__qualname__} has no {method}; this vLLM is not the pinned one")
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        then(self)
+        return result
+
+    setattr(owner, method, hooked)

@@ -1,7 +1,9 @@
 """Works beside the steps: takes the counts, asks the policy, reads rows, fills slots. One thread, never blocking one.
 
-At a boundary the running thread only applies what is ready (:meth:`Pool.boundary`) and, every few steps, leaves
-the counts for this thread. Everything slow happens here.
+    running thread, every boundary       Pool.boundary; every few steps a buffer of counts goes into the queue
+    manager's thread, every buffer       counts -> policy -> evictions and promotions; rows: pack -> staging -> slot
+
+Everything slow, and everything that waits for the device, happens in the manager's thread.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -20,28 +23,25 @@ import torch
 
 from ..cache import publish
 from . import policy
+from .metrics import Metrics, Totals
 from .policy import Rules
 from .pool import Expert, Pool
 from .store import Pack
+from .trace import Recorder
+from .transfer import Mark, Passed
 
 logger = logging.getLogger("vllm.moet_w2.correction")
 
 WARM_FILE = "warm-set.json"
-_COUNT_STEPS = 8
+COUNT_STEPS = 8
+"""Boundaries between two windows of counts."""
+MOST_MOVES = 8
+"""Promotions a pass at most: 96 MiB of rows at the real geometry."""
+_COUNT_BUFFERS = 2
+_STAGING_ROWS = 2
+"""One is read from the pack while the other is on its way to the device."""
 _WARM_SECONDS = 60.0
-
-
-@dataclass
-class Stats:
-    """Running totals of a manager, and the last window's hit rate."""
-
-    promotions: int = 0
-    evictions: int = 0
-    read_errors: int = 0
-    bytes_read: int = 0
-    routings: int = 0
-    hits: int = 0
-    """Routings whose expert held a slot when they were counted."""
+_RETRY_SECONDS = 60.0
 
 
 class Manager:
@@ -53,9 +53,10 @@ class Manager:
         pack: Pack,
         eligible: numpy.ndarray,
         name: str = "freq",
-        half_life: float = 60.0,
-        most_moves: int = 8,
+        half_life: float = policy.HALF_LIFE,
+        most_moves: int = MOST_MOVES,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         """Take over a pool.
 
@@ -67,19 +68,26 @@ class Manager:
             half_life: seconds after which a routing counts half.
             most_moves: promotions a pass at most.
             clock: wall clock in seconds.
+            recorder: records every window, or None.
         """
         self.pool, self.pack, self.name, self.half_life = pool, pack, name, half_life
         self.eligible = eligible & numpy.array([pack.sealed(layer) for layer in range(len(eligible))], dtype=bool)
         self.rules = Rules(pool.slots, most_moves)
         self.heat = numpy.zeros(tuple(pool.table.shape))
-        self.stats = Stats()
-        self._clock, self._seen = clock, clock()
-        self._staging = torch.empty(pack.row_bytes, dtype=torch.uint8)
-        self._wanted: list[Expert] = []
-        self._windows: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._totals = Totals()
+        self._recorder = recorder
+        self._clock, self._seen, self._saved = clock, clock(), clock()
+        transfer = pool.transfer
+        self._staging: deque[tuple[torch.Tensor, Mark]] = deque(
+            (transfer.buffer(pack.row_bytes, dtype=torch.uint8), Passed()) for _ in range(_STAGING_ROWS)
+        )
+        self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        for _ in range(_COUNT_BUFFERS):
+            self._buffers.put(transfer.buffer(*pool.counts.shape, dtype=torch.int64))
+        self._windows: queue.SimpleQueue[tuple[torch.Tensor, Mark] | None] = queue.SimpleQueue()
+        self._retry_at: dict[Expert, float] = {}
         self._thread: threading.Thread | None = None
-        self._saved = clock()
-        self._warm()
+        self._wanted: list[Expert] = self._warm_set()
 
     def start(self) -> None:
         """Work in a thread of its own until :meth:`close`."""
@@ -87,36 +95,48 @@ class Manager:
         self._thread.start()
 
     def boundary(self) -> None:
-        """Called between steps by the thread that runs them."""
+        """Called between steps by the thread that runs them. Never waits."""
         self.pool.boundary()
-        if self.pool.step % _COUNT_STEPS == 0:
-            self._windows.put(self.pool.take_counts())
+        if self.pool.step % COUNT_STEPS == 0:
+            try:
+                buffer = self._buffers.get_nowait()
+            except queue.Empty:
+                return  # the manager is busy; the counters go on, and the next window is a longer one
+            self._windows.put((buffer, self.pool.take_counts(buffer)))
 
-    def run_pass(self, counts: torch.Tensor) -> None:
+    def run_pass(self, window: numpy.ndarray) -> None:
         """One pass over a window of routings. Windows are added, none is dropped.
 
         Args:
-            counts: int64 ``[layers, experts]`` on the CPU.
+            window: int64 ``[layers, experts]``.
         """
-        now = self._clock()
-        window, resident = counts.numpy(), self.pool.resident()
-        self.stats.routings += int(window.sum())
-        self.stats.hits += int(window[resident].sum())
+        now, resident = self._clock(), self.pool.resident()
+        self._totals.windows += 1
+        self._totals.routings += int(window.sum())
+        self._totals.hits += int(window[resident].sum())
         self.heat = policy.warmed(self.heat, window, self.name, now - self._seen, now, self.half_life)
         self._seen = now
-        self._fill()
-        claimed = resident.copy()
+        entered = self._fill()
+        claimed, heat = self.pool.resident(), self.heat.copy()
         for expert in self._wanted:
             claimed[expert] = True
-        moves = policy.decide(self.heat, claimed, self.eligible, self.rules)
+        for expert in self._unreadable(now):
+            heat[expert] = 0
+        moves = policy.decide(heat, claimed, self.eligible, self.rules)
         leave = [expert for expert in moves.evict if expert not in self._wanted]
         # Who is evicted while it still waits for its slot only stops waiting.
         self._wanted = [expert for expert in self._wanted if expert not in moves.evict] + list(moves.promote)
         self.pool.evict(leave)
-        self.stats.evictions += len(leave)
-        self._fill()
+        self._totals.evictions += len(leave)
+        entered += self._fill()
+        if self._recorder is not None:
+            self._recorder.add(now, window, entered, leave)
         if now - self._saved > _WARM_SECONDS:
             self.save_warm_set()
+
+    def metrics(self) -> Metrics:
+        """The tier as it is now; from any thread."""
+        return Metrics(self.pool.slots, int(self.pool.resident().sum()), replace(self._totals))
 
     def save_warm_set(self) -> None:
         """Remember who holds a slot, for the next start. A failure is logged, never fatal."""
@@ -128,50 +148,83 @@ class Manager:
             logger.warning("correction: the warm set was not saved: %s", error)
 
     def close(self) -> None:
-        """Stop the thread, save the warm set."""
+        """Stop the thread, save the warm set and the trace."""
         if self._thread is not None:
             self._windows.put(None)
             self._thread.join()
             self._thread = None
-        self.save_warm_set()
+        else:
+            self._finish()
 
     def _run(self) -> None:
-        while (counts := self._windows.get()) is not None:
-            try:
-                self.run_pass(counts)
-            except Exception:
-                # Correction only improves what the base already serves: a failing pass must not end a server.
-                logger.exception("correction: a pass failed; experts stay as they are")
+        self.pool.transfer.enter_thread()
+        self._guarded(self._fill)  # the warm set, before the first routing is counted
+        while (handed := self._windows.get()) is not None:
+            buffer, read = handed
+            read.wait()
+            window = buffer.numpy().copy()
+            self._buffers.put(buffer)
+            self._guarded(self.run_pass, window)
+        self._guarded(self._finish)
 
-    def _fill(self) -> None:
-        """Give slots, as long as there are any, to those who wait, in order."""
+    def _finish(self) -> None:
+        self.save_warm_set()
+        if self._recorder is not None:
+            self._recorder.write(self._totals)
+
+    def _guarded(self, work: Callable[..., object], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except Exception:
+            # Correction only improves what the base already serves: a failing pass must not end a server.
+            logger.exception("correction: a pass failed; experts stay as they are")
+
+    def _fill(self) -> list[Expert]:
+        """Give slots, as long as there are any, to those who wait, in order; who got one."""
+        entered, failures = [], []
         while self._wanted:
-            slot = self.pool.take_slot()
-            if slot is None:
-                return
+            taken = self.pool.take_slot()
+            if taken is None:
+                break
+            slot, free = taken
             expert = self._wanted.pop(0)
+            staging, sent = self._staging[0]
+            sent.wait()
             try:
-                self.pack.read(*expert, self._staging)
+                self.pack.read(*expert, staging)
             except OSError as error:
-                self.stats.read_errors += 1
-                self.pool.give_back(slot)
-                logger.warning("correction: expert %s stays on its base: %s", expert, error)
+                self._totals.read_errors += 1
+                self._retry_at[expert] = self._clock() + _RETRY_SECONDS
+                self.pool.give_back(slot, free)
+                failures.append(error)
                 continue
-            self.pool.rows[slot].copy_(self._staging)
-            self.pool.enter(expert, slot)
-            self.stats.promotions += 1
-            self.stats.bytes_read += self.pack.row_bytes
+            copied = self.pool.transfer.fill(self.pool.rows[slot], staging, free)
+            self._staging.rotate(-1)
+            self._staging[-1] = (staging, copied)
+            self.pool.enter(expert, slot, copied)
+            self._totals.promotions += 1
+            self._totals.bytes_read += self.pack.row_bytes
+            entered.append(expert)
+        if failures:
+            logger.warning("correction: %d experts stay on their base; the first: %s", len(failures), failures[0])
+        return entered
 
-    def _warm(self) -> None:
-        """Want who held a slot when the last server stopped."""
+    def _unreadable(self, now: float) -> list[Expert]:
+        """Whose row could not be read a short while ago: a broken pack is not asked for them at every pass."""
+        self._retry_at = {expert: time for expert, time in self._retry_at.items() if time > now}
+        return list(self._retry_at)
+
+    def _warm_set(self) -> list[Expert]:
+        """Who held a slot when the last server stopped, as far as it may hold one now."""
         layers, experts = self.heat.shape
-        self._wanted = [
+        warm = [
             (layer, expert)
             for layer, expert in read_warm_set(self.pack.directory)
             if layer in range(layers) and expert in range(experts) and self.eligible[layer]
         ][: self.pool.slots]
-        for expert in self._wanted:
+        for expert in warm:
             self.heat[expert] = 1.0
+        return warm
 
 
 def read_warm_set(directory: Path) -> list[Expert]:

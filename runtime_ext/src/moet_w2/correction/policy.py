@@ -17,6 +17,8 @@ import numpy
 from numpy.typing import NDArray
 
 POLICIES = ("freq", "lru")
+HALF_LIFE = 60.0
+"""Seconds after which a routing counts half."""
 
 Heat = NDArray[numpy.float64]
 """float64 ``[layers, experts]``."""

@@ -1,0 +1,60 @@
+"""The correction tier of a vLLM worker: made from the settings, attached to the moments that it needs.
+
+    load_model                 the pool, where its size is given; layers write the pack's rows
+    initialize_from_config     the KV cache stands: the pool, where its size is ``auto``
+    compile_or_warm_up_model   warm-up and graph capture are over: the manager starts
+    execute_model              a boundary before each real step
+    the process's end          the manager stops, the warm set and the trace are written
+
+Nothing of the manager runs while graphs are captured: a capture forbids other threads most of CUDA's calls.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from .. import step_hook
+from ..cache.key import CacheKey
+from ..config import W2Config
+from ..placement import LayerPlan
+from . import sizing
+from .tier import Correction
+
+
+def build(
+    settings: W2Config, plan: LayerPlan, key: CacheKey, device: torch.device, vllm_config: VllmConfig
+) -> Correction | None:
+    """Make and attach the tier, or None where the settings want none.
+
+    Raises:
+        UnsupportedError: tensor parallelism, or a vLLM that is not the pinned one.
+        CacheError, OSError: the pack cannot be opened.
+    """
+    if settings.store_dir is None or not (settings.delta_gib or settings.delta_auto):
+        return None
+    row_bytes = key.geometry.correction_row_bytes
+    slots = None if settings.delta_auto else int(settings.delta_gib * 2**30) // row_bytes
+    policy, prefill, trace = settings.delta_policy, settings.prefill_fp4, settings.trace
+    made = Correction(plan, key, settings.store_dir, slots, policy, prefill, device, trace)
+    _attach(made, device, vllm_config)
+    return made
+
+
+def _attach(made: Correction, device: torch.device, vllm_config: VllmConfig) -> None:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    worker_class = resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls)
+
+    def kv_cache_stands(worker: Any) -> None:
+        made.size(sizing.slots(worker, device, made.pack.row_bytes, made.most_slots))
+
+    if made.sized_late:
+        step_hook.after(worker_class, "initialize_from_config", kv_cache_stands)
+    step_hook.after(worker_class, "compile_or_warm_up_model", lambda worker: made.start())
+    step_hook.attach(GPUModelRunner, made.boundary)
+    Finalize(None, made.close, exitpriority=1)
