@@ -30,11 +30,12 @@ test: setup ## run every test (no network needed after setup)
 lint: setup ## ruff, shellcheck and a dry run of every recipe
 	@scripts/lint.sh
 
-check: setup lint ## lint, and fail on drift of the patch, the locks and the pins
+check: setup lint ## lint, and fail on drift of the patch, the locks, the pins and the kernels
 	@$(RUN) patch/tool.py --check
 	@$(RUN) scripts/lib/lockfile.py cpu --check
 	@$(RUN) scripts/lib/lockfile.py cuda --check
 	@$(RUN) scripts/lib/pin_leaks.py
+	@scripts/kernels.sh --check
 
 kernels: ## compile the CUDA kernels to cubins with the pinned compiler
 	@scripts/kernels.sh

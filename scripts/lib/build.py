@@ -18,6 +18,7 @@ from pathlib import Path
 
 import fetch
 import import_check
+import kernel_toolkit
 import lockfile
 import native_build
 import pins as pin_table
@@ -54,8 +55,10 @@ def build_wheel_variant(pins: pin_table.Pins, variant: str, native: Path = NATIV
     require_platform(pins)
     started = time.monotonic()
     if variant == "cpu":
-        # The patch check and the upstream tests read the source archive, and have no network of their own.
+        # The patch check and the upstream tests read the source archive, and those of kernels/ read cubins; tests
+        # have no network of their own.
         fetch.fetch(pins.artifact("vllm.sdist"), fetch.cache_dir())
+        kernel_toolkit.unpacked(pins, "cuda.readers", native)
     built = wheels.build(pins, variant, native)
     done = venvs.ensure(pins, native, built, variant)
     seconds = time.monotonic() - started

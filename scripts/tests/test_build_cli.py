@@ -89,12 +89,14 @@ def test_ci_runs_the_verbs_of_a_person() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_kernels_says_that_there_are_none() -> None:
-    if any((ROOT / "kernels" / "src").glob("*.cu")):
-        pytest.fail("kernels/ has sources: scripts/kernels.sh and this test must learn to build them")
-    done = run("make", "-s", "kernels")
-    assert done.returncode == 0
-    assert "nothing was compiled" in done.stderr
+def test_check_compiles_the_kernels_again() -> None:
+    assert "\nscripts/kernels.sh --check\n" in run("make", "-n", "check").stdout
+    assert run("make", "-n", "kernels").stdout == "scripts/kernels.sh\n"
+
+
+def test_kernels_has_exit_status_2_for_wrong_usage() -> None:
+    done = run("scripts/kernels.sh", "--force", "--check")
+    assert done.returncode == 2 and "usage: kernels.sh" in done.stderr
 
 
 def test_clean_refuses_while_the_demo_server_runs(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_wrong_key_is_one_clear_line(arguments: tuple[str, ...], status: int, 
 def test_every_artifact_of_the_table_is_well_formed() -> None:
     table = pins.load()
     keys = ["vllm.sdist", "vllm.cpu", "vllm.cuda", "torch.cpu", "torch.cuda"]
-    keys += [f"tools.{name}" for name in table.get("tools")]
+    keys += [f"{group}.{name}" for group in ("tools", "cuda.toolkit", "cuda.readers") for name in table.get(group)]
     for key in keys:
         artifact = table.artifact(key)
         assert artifact.url.startswith("https://")
