@@ -19,14 +19,14 @@ class Probe:
 
     def __init__(self, name: str) -> None:
         torch.cuda.current_stream()  # creates the context the module is loaded into
-        self._module = _check(driver.cuModuleLoadData(_compile(name)))
-        self._kernel = _check(driver.cuModuleGetFunction(self._module, name.encode()))
+        self._module = check(driver.cuModuleLoadData(_compile(name)))
+        self._kernel = check(driver.cuModuleGetFunction(self._module, name.encode()))
 
     def launch(self, blocks: int, threads: int, *arguments: ctypes._SimpleCData) -> None:
         """Launch with C arguments, in order; capturable in a CUDA graph."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         stream = torch.cuda.current_stream().cuda_stream
-        _check(
+        check(
             driver.cuLaunchKernel(
                 self._kernel, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
@@ -42,7 +42,8 @@ def _compile(name: str) -> bytes:
         return cubin.read_bytes()
 
 
-def _check(result: tuple[Any, ...]) -> Any:
+def check(result: tuple[Any, ...]) -> Any:
+    """What a call of the driver's binding gave, without its status; RuntimeError where that is an error."""
     error, *values = result
     if error != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"CUDA driver call failed: {error.name}")

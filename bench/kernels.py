@@ -1,0 +1,98 @@
+"""The expert kernels on a GPU: right, fast, and by how much.
+
+    python bench/kernels.py correctness [--cases N]     500 random cases against float64
+    python bench/kernels.py smoke                       the small set that bench/sanitize.sh runs under checkers
+    python bench/kernels.py speed [--stock]             microseconds and bandwidth, beside vLLM's own experts
+    python bench/kernels.py stock --backend NAME        vLLM's own experts alone
+    python bench/kernels.py mapped                      the same over planes in host memory
+    python bench/kernels.py quick [--cubins DIR]        a small check and the speed of several builds side by side
+    python bench/kernels.py activations                 what e4m3 activations would cost in accuracy; needs no GPU
+
+Each takes ``--out FILE`` for a result file. Where the package is not installed: PYTHONPATH=runtime_ext/src.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import facts
+import torch
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if args.what != "activations" and not torch.cuda.is_available():
+        sys.exit(f"bench/kernels.py {args.what} needs a CUDA GPU; torch {torch.__version__} sees none")
+    start = time.monotonic()
+    result = args.run(args)
+    result["seconds"] = round(time.monotonic() - start, 1)
+    if args.out:
+        facts.write(args.out, {"benchmark": f"kernels {args.what}", **result})
+    if result.get("failed"):
+        sys.exit(1)
+
+
+def _correctness(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import cases, correctness
+
+    verdicts = []
+    for case in cases.generate(args.cases, args.seed):
+        verdicts.append(correctness.run(case))
+        _print_failure(verdicts[-1])
+    return _print_summary(correctness.summary(verdicts) | {"seed": args.seed})
+
+
+def _smoke(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import cases, correctness
+
+    if args.broken:
+        from kernel_bench import broken
+
+        broken.run(args.broken)
+        return {}
+    verdicts = []
+    for case in cases.smoke():
+        # Everything but the kernels runs on the CPU, so that a checker has nothing else to look at.
+        verdicts.append(correctness.judge(correctness.prepare(case, "cpu"), poison=False))
+        _print_failure(verdicts[-1])
+    return _print_summary(correctness.summary(verdicts))
+
+
+def _print_failure(verdict: Any) -> None:
+    if verdict.failures:
+        print(f"FAILED {verdict.case}: {'; '.join(verdict.failures)}", flush=True)
+
+
+def _print_summary(found: dict[str, Any]) -> dict[str, Any]:
+    print(
+        f"{found['cases']} cases, {found['failed']} failed; relative error: largest {found['largest_error']:.3e} "
+        f"({found['largest_error_case']}), median {found['median_error']:.3e}, of which rounding to bfloat16 alone "
+        f"makes {found['median_unavoidable']:.3e}; allowed {found['tolerance']:.0e}"
+    )
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="correctness and speed of the expert kernels")
+    commands = parser.add_subparsers(dest="what", required=True)
+
+    def command(name: str, run: Any) -> argparse.ArgumentParser:
+        one = commands.add_parser(name)
+        one.add_argument("--out", type=Path, help="write a result file")
+        one.set_defaults(run=run)
+        return one
+
+    one = command("correctness", _correctness)
+    one.add_argument("--cases", type=int, default=500)
+    one.add_argument("--seed", type=int, default=0)
+    one = command("smoke", _smoke)
+    one.add_argument("--broken", choices=("memcheck", "racecheck", "initcheck"), help="run what that checker must find")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Tests that need a CUDA GPU: marked ``gpu``, deselected and said to be where there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+_deselected = 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU; deselected where there is none")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        global _deselected
+        _deselected = len(gpu)
+        items[:] = [item for item in items if item not in set(gpu)]
+        config.hook.pytest_deselected(items=gpu)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _deselected:
+        terminalreporter.write_line(f"gpu_tests: {_deselected} tests need a CUDA GPU; there is none, so none was run")
