@@ -101,17 +101,22 @@ def measure(
     }
     seconds: dict[str, list[float]] = {}
     cached: list[int | None] = []
+    ways: dict[str, dict[str, int]] = {}
     right = True
     for _ in range(repeats):
         for name, work in works.items():
             cached.append(forget(files))
             seconds.setdefault(f"{name}_cold", []).append(timed(work))
             say(f"{name}, cold: {seconds[f'{name}_cold'][-1]:.1f} s")
-            right &= name != "load" or server.holds(noise)
+            if name == "load":
+                ways["cold"] = dict(server.ways)
+                right &= server.holds(noise)
         dd(files, direct=False)  # fills the page cache as far as memory goes
         for name in ("load", "dd_buffered"):
             seconds.setdefault(f"{name}_warm", []).append(timed(works[name]))
             say(f"{name}, warm: {seconds[f'{name}_warm'][-1]:.1f} s")
+        ways["warm"] = dict(server.ways)
+        right &= server.holds(noise)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     rate = {name: nbytes / value / 2**30 for name, value in median.items()}
     result = {
@@ -121,7 +126,7 @@ def measure(
         "bytes": nbytes,
         "repeats": repeats,
         "workers": WORKERS,
-        "direct_io": server.direct,
+        "ways": ways,
         "bytes_right": right,
         "cold": "posix_fadvise",
         "cached_bytes_before_cold": None if None in cached else max(cached, default=None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -13,14 +12,13 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
 
-from moet_w2.cache import layout
+from moet_w2.cache import layout, reads
 from moet_w2.cache.key import CacheKey
 from moet_w2.geometry import SCALE_BLOCK, LayerGeometry
 
 CHUNK = 32 << 20
 WRITERS = 8
 _STEP = 64  # bytes: offsets into the noise that are no whole pages, so that no page of a file equals another's
-_CACHESTAT = 451  # system call number, the same on every architecture (Linux 6.5)
 
 
 class Noise:
@@ -117,16 +115,9 @@ def forget(files: list[Path]) -> int | None:
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        pages = _cached_pages(descriptor)
+        pages = reads.cached_pages(descriptor)
         os.close(descriptor)
         if pages is None:
             return None
         left += pages * mmap.PAGESIZE
     return left
-
-
-def _cached_pages(descriptor: int) -> int | None:
-    """Pages of a file in the page cache, by cachestat(2)."""
-    whole, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
-    refused = ctypes.CDLL(None).syscall(_CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(found), 0)
-    return None if refused else found[0]

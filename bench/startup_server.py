@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -21,12 +22,13 @@ class Server:
 
     Attributes:
         layers: number of layers.
-        direct: whether the last read used direct I/O.
+        ways: how the last read was done, layers by way.
         mapped: number of places in host memory.
     """
 
     def __init__(self, root: Path, key: CacheKey, layers: int, device: torch.device) -> None:
-        self.root, self.key, self.layers, self.device, self.direct = root, key, layers, device, False
+        self.root, self.key, self.layers, self.device = root, key, layers, device
+        self.ways: Counter[str] = Counter()
         on_gpu = device.type == "cuda"
         count = layers if on_gpu else min(WORKERS, layers)
         self._places = [self._place(n, mapped=n % 2 == 1 or not on_gpu) for n in range(count)]
@@ -34,13 +36,13 @@ class Server:
 
     def read(self) -> None:
         """Load every layer from the cache; where there are fewer places than layers, one after another into them."""
-        self.direct = True
+        self.ways = Counter()
         for start in range(0, self.layers, len(self._places)):
             layers = [self._layer(key) for key in range(start, min(start + len(self._places), self.layers))]
             results = load(self.root, self.key, layers)
             if any(result.miss is not None for result in results):
                 raise SystemExit(f"a layer was not read: {results}")
-            self.direct &= all(result.direct for result in results)
+            self.ways.update(str(result.way) for result in results)
 
     def construct(self, source: Path, key: int) -> None:
         """Build one layer from its checkpoint tensors."""

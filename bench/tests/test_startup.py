@@ -29,6 +29,7 @@ def key() -> CacheKey:
 def test_rates_are_of_the_same_bytes(tmp_path: Path) -> None:
     result = startup.measure(tmp_path, layers=6, repeats=1, construct=2, geometry=SMALL)
     assert result["bytes"] == 6 * SMALL.nbytes and result["bytes_right"] is True
+    assert all(sum(ways.values()) == 6 for ways in result["ways"].values())
     rates, seconds = result["gib_per_s"], result["seconds"]
     assert set(rates) == {"load_cold", "dd_direct_cold", "dd_buffered_cold", "load_warm", "dd_buffered_warm"}
     assert all(rates[name] == pytest.approx(result["bytes"] / seconds[name] / 2**30) for name in rates)

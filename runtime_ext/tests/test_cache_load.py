@@ -1,6 +1,7 @@
 """How payload files reach device memory and host memory: rings of buffers, direct I/O, and what stands in its way."""
 
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -63,7 +64,7 @@ def ring(copies: staging.Copies, chunk: int = CHUNK) -> staging.Ring:
 
 
 def opened(root: Path, layer: int = 0) -> reads.Payload:
-    return reads.Payload(layout.payload_path(layout.folder(root, KEY), layer), direct=True)
+    return reads.Payload(layout.payload_path(layout.folder(root, KEY), layer), aligned=True)
 
 
 # ---- the ring
@@ -143,11 +144,63 @@ def test_layers_for_a_device_go_through_one_ring_a_thread(root: Path, monkeypatc
         assert torch.equal(layer.storage.as_subclass(torch.Tensor), filled_layer(TINY, seed=number)[0].storage)
 
 
-# ---- direct I/O, and filesystems without it
+# ---- the way of reading
 
 
-def test_a_real_filesystem_without_direct_io_is_read_buffered(tmp_path: Path) -> None:
+def read_layer(root: Path, storage: torch.Tensor | None = None) -> load.Result:
+    """Load layer 0 into aligned memory, or into ``storage``, and hold it against what was published."""
+    layer = device_layer(TINY)
+    layer.storage = page_aligned(TINY.nbytes) if storage is None else storage
+    result = load.load(root, KEY, [layer])[0]
+    assert result.miss is None and bytes(layer.storage.numpy()) == bytes(filled_layer(TINY)[0].storage.numpy())
+    return result
+
+
+@pytest.fixture
+def cold(root: Path, monkeypatch) -> Path:
+    """A cache of which the kernel says that nothing is in the page cache, whatever the filesystem below."""
+    monkeypatch.setattr(reads, "cached_pages", lambda descriptor: 0)
+    return root
+
+
+def takes_direct_reads(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def test_what_was_just_written_is_read_from_the_page_cache_and_what_was_dropped_is_not(root: Path) -> None:
+    path = layout.payload_path(layout.folder(root, KEY), 0)
+    descriptor = os.open(path, os.O_RDONLY)
+    if not reads.cached_pages(descriptor) or not takes_direct_reads(path):
+        pytest.skip("this kernel or filesystem cannot tell the two apart")
+    assert read_layer(root).way is reads.Way.CACHED
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    if reads.cached_pages(descriptor):
+        pytest.skip("this filesystem keeps files nowhere but in memory")
+    os.close(descriptor)
+    assert read_layer(root).way is reads.Way.DIRECT
+    assert read_layer(root).way is reads.Way.DIRECT  # and a direct read puts nothing there
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.85, 0.95, 1.0])
+def test_most_of_a_file_must_be_cached(root: Path, monkeypatch, share: float) -> None:
+    pages = (layout.HEAD + TINY.nbytes) / 4096
+    monkeypatch.setattr(reads, "cached_pages", lambda descriptor: round(share * pages))
+    assert (read_layer(root).way is reads.Way.CACHED) == (share > 0.9)
+
+
+def test_a_kernel_that_cannot_tell_reads_directly(root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reads, "_CACHESTAT", 100_000)
+    path = layout.payload_path(layout.folder(root, KEY), 0)
+    assert (read_layer(root).way is reads.Way.DIRECT) == takes_direct_reads(path)
+
+
+def test_a_real_filesystem_without_direct_io_is_read_buffered(tmp_path: Path, monkeypatch) -> None:
     """A ramfs: one of the filesystems that refuse O_DIRECT."""
+    monkeypatch.setattr(reads, "cached_pages", lambda descriptor: 0)  # all that it holds is in the page cache
     source, layer = filled_layer(TINY)[0], device_layer(TINY)
     layer.storage = page_aligned(TINY.nbytes)
 
@@ -155,48 +208,34 @@ def test_a_real_filesystem_without_direct_io_is_read_buffered(tmp_path: Path) ->
         own_mounts.mount("ramfs", tmp_path)
         publish(tmp_path, KEY, source)
         result = load.load(tmp_path, KEY, [layer])[0]
-        return result.miss, result.direct, bytes(layer.storage.numpy()) == bytes(source.storage.numpy())
+        equal = bytes(layer.storage.numpy()) == bytes(source.storage.numpy())
+        return (
+            result.miss,
+            str(result.way),
+            equal,
+            takes_direct_reads(layout.payload_path(layout.folder(tmp_path, KEY), 0)),
+        )
 
-    assert own_mounts.run(work) == "(None, False, True)"
+    assert own_mounts.run(work) == "(None, 'buffered', True, False)"
 
 
-@pytest.mark.parametrize("when", ["opening", "reading"])
-def test_direct_io_that_is_refused_late_or_early_gives_way(root: Path, monkeypatch, when: str) -> None:
-    real_open, real_read = os.open, os.preadv
-    direct: set[int] = set()
+def test_direct_reads_that_are_refused_after_opening_give_way(cold: Path, monkeypatch) -> None:
+    real = os.preadv
 
-    def refuse() -> None:
-        raise OSError(errno.EINVAL, "no direct I/O here")
+    def refuse(descriptor, buffers, offset):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct I/O here")
+        return real(descriptor, buffers, offset)
 
-    def opening(path, flags, *args):
-        if flags & os.O_DIRECT and when == "opening":
-            refuse()
-        descriptor = real_open(path, flags, *args)
-        (direct.add if flags & os.O_DIRECT else direct.discard)(descriptor)
-        return descriptor
-
-    def reading(descriptor, buffers, offset):
-        if descriptor in direct:
-            refuse()
-        return real_read(descriptor, buffers, offset)
-
-    monkeypatch.setattr(os, "open", opening)
-    monkeypatch.setattr(os, "preadv", reading)
+    monkeypatch.setattr(os, "preadv", refuse)
     before = len(os.listdir("/proc/self/fd"))
-    layer = device_layer(TINY)
-    layer.storage = page_aligned(TINY.nbytes)
-    result = load.load(root, KEY, [layer])[0]
-    assert (result.miss, result.direct) == (None, False)
-    assert torch.equal(layer.storage, filled_layer(TINY, seed=0)[0].storage)
+    assert read_layer(cold).way is reads.Way.BUFFERED
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_memory_that_is_not_aligned_is_read_buffered(root: Path) -> None:
-    layer = device_layer(TINY)
-    layer.storage = page_aligned(TINY.nbytes + 4096)[64 : 64 + TINY.nbytes]
-    result = load.load(root, KEY, [layer])[0]
-    assert (result.miss, result.direct) == (None, False)
-    assert torch.equal(layer.storage, filled_layer(TINY, seed=0)[0].storage)
+def test_memory_that_is_not_aligned_is_read_buffered(cold: Path) -> None:
+    storage = page_aligned(TINY.nbytes + 4096)[64 : 64 + TINY.nbytes]
+    assert read_layer(cold, storage).way is reads.Way.BUFFERED
 
 
 def test_a_link_in_place_of_a_payload_is_not_followed(root: Path) -> None:

@@ -31,13 +31,13 @@ class Result:
     Attributes:
         layer: layer key.
         miss: None where its bytes are in place, else why not.
-        direct: whether direct I/O was used.
+        way: how its file was read, None for a miss.
         detail: what the system said where reading failed, else "".
     """
 
     layer: int
     miss: Miss | None
-    direct: bool = False
+    way: reads.Way | None = None
     detail: str = ""
 
 
@@ -91,7 +91,7 @@ class _Reader:
         except OSError as error:
             return Result(layer.key, Miss.READ_ERROR, detail=str(error))
         layer.adopt()
-        return Result(layer.key, None, payload.direct)
+        return Result(layer.key, None, payload.way)
 
     def _ring(self, device: torch.device) -> staging.Ring:
         if not hasattr(self._thread, "ring"):

@@ -16,7 +16,7 @@ from ..layer import W2Layer
 from . import admin, layout
 from .eligibility import Miss, judge
 from .key import CacheKey
-from .load import BATCH_LAYERS, WORKERS, load
+from .load import BATCH_LAYERS, WORKERS, Result, load
 from .progress import Progress
 from .publish import publish
 
@@ -70,11 +70,11 @@ class Session:
         self.misses |= {result.layer: result.miss for result in results if result.miss is not None}
         hits = [result for result in results if result.miss is None]
         logger.info(
-            "moet cache %s: %d of %d layers read, %d of them by direct I/O",
+            "moet cache %s: %d of %d layers read%s",
             layout.folder(self.root, self.key),
             len(hits),
             len(wanted),
-            sum(result.direct for result in hits),
+            _ways(hits),
         )
         for miss, count in Counter(verdict for key, verdict in self.misses.items() if key in wanted).items():
             keys = [key for key in wanted if self.misses.get(key) == miss]
@@ -117,3 +117,8 @@ class Session:
 
     def _spent(self, phase: str, start: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def _ways(hits: Iterable[Result]) -> str:
+    """How files were read, as ", 3 cached, 1 direct"."""
+    return "".join(f", {count} {way}" for way, count in Counter(result.way for result in hits).items())
