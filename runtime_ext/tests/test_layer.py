@@ -98,3 +98,30 @@ def test_a_wrong_tensor_is_refused_and_writes_nothing(expert, projection, kind, 
     with pytest.raises(CheckpointError, match=named):
         layer.put(expert, projection, kind, change(tensors[min(expert, 3), projection, kind]))
     assert torch.equal(layer.storage, before) and len(layer.missing()) == 24
+
+
+@pytest.mark.parametrize(("byte", "value"), [(192, r"2\*\*65"), (254, r"2\*\*127"), (255, "NaN")])
+def test_a_scale_that_the_kernels_cannot_apply_is_refused(byte: int, value: str) -> None:
+    layer, tensors = device_layer(TINY), expert_tensors(TINY)
+    before = layer.storage.clone()
+    broken = tensors[1, "w2", "scale"].view(torch.uint8)
+    broken[17, 3] = byte
+    named = rf"layers\.0\.ffn\.experts\.1\.w2\.scale: holds the scale byte {byte} \({value}\), at most 191 .* fetch"
+    with pytest.raises(CheckpointError, match=named):
+        layer.put(1, "w2", "scale", broken.view(torch.float8_e8m0fnu))
+    assert torch.equal(layer.storage, before) and len(layer.missing()) == 24
+    broken[17, 3] = 191
+    layer.put(1, "w2", "scale", broken)
+    assert len(layer.missing()) == 23
+
+
+def test_codes_are_told_of_as_this_ranks_share() -> None:
+    layer = W2Layer(0, TINY, Placement.DEVICE, torch.zeros(TINY.nbytes, dtype=torch.uint8), shard=Shard(1, 2))
+    tensors = expert_tensors(LayerGeometry(TINY.experts, TINY.hidden, 2 * TINY.width))
+    told = {}
+    layer.on_codes = lambda expert, projection, codes: told.update({(expert, projection): codes})
+    for projection in ("w1", "w2"):
+        layer.put(3, projection, "weight", tensors[3, projection, "weight"])
+    whole = {projection: tensors[3, projection, "weight"].view(torch.uint8) for projection in ("w1", "w2")}
+    assert torch.equal(told[3, "w1"], whole["w1"][TINY.width :])
+    assert torch.equal(told[3, "w2"], whole["w2"][:, TINY.width // 2 :])

@@ -22,8 +22,9 @@ LEVELS = (-4.0, -1.0, 1.0, 4.0)
 """Value of each 2-bit code, exact in e4m3, bf16 and e2m1."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitude of each e2m1 code, sign bit off."""
+MAX_SCALE = 191
+"""Largest UE8M0 byte that is served, 2 ** 64: above it the CUDA kernels' FP4 arithmetic overflows."""
 
-_ONE_SIGN_SHARE = 0.95
 _CHUNK_BYTES = 1 << 18  # small enough that the passes below work in a core's own cache
 
 
@@ -77,7 +78,11 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 
 
 def scale_values(scales: torch.Tensor) -> torch.Tensor:
-    """float32 values of UE8M0 bytes: ``2 ** (byte - 127)``, byte 255 is NaN (OCP MX v1.0, section 5.4.1)."""
+    """float32 values of UE8M0 bytes: ``2 ** (byte - 127)``, byte 255 is NaN (OCP MX v1.0, section 5.4.1).
+
+    The CUDA kernels add the byte to a bfloat16 exponent instead. So a weight +-1 under byte 0, here 2 ** -127, is 0
+    there, and FP4 values are exact under bytes 64 to :data:`MAX_SCALE` only: below they fade to zero.
+    """
     return scales.contiguous().view(torch.float8_e8m0fnu).float()
 
 
@@ -130,7 +135,7 @@ def _zeros_say_nothing(words: torch.Tensor, chunks: list[slice], scratch: torch.
         zeros += _count(zero)
         zero &= part >> 3
         negatives += _count(zero)
-    return max(negatives, zeros - negatives) > _ONE_SIGN_SHARE * zeros
+    return 20 * max(negatives, zeros - negatives) > 19 * zeros  # in integers, as on the GPU
 
 
 def _count(flags: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ from . import codebook, planes
 from .errors import CheckpointError
 from .geometry import SCALE_BLOCK, LayerGeometry
 from .host_memory import HostAllocation
+from .kernels import quantize
 from .placement import Placement
 
 PROJECTIONS = ("w1", "w2", "w3")
@@ -39,7 +40,7 @@ class W2Layer:
         shard: this rank's share.
         dispatched: whether the layer has computed yet.
         on_codes: told of each expert's MXFP4 codes as they arrive: (expert, projection, uint8 ``[N, K / 2]`` of
-            this rank).
+            this rank, whose rows may lie apart).
         origin: where its bytes come from, "checkpoint" (quantised here) or "cache".
     """
 
@@ -79,17 +80,19 @@ class W2Layer:
         ]
 
     def put(self, expert: int, projection: str, kind: str, tensor: torch.Tensor) -> None:
-        """Quantise one checkpoint tensor into its final place.
+        """Quantise one checkpoint tensor into its final place. On CUDA the work is enqueued, not waited for.
 
         Args:
             expert: expert index.
             projection: ``w1``, ``w2`` or ``w3``.
             kind: ``weight`` (int8 or uint8 ``[N, K / 2]``) or ``scale`` (float8_e8m0fnu, or its bytes as uint8,
                 ``[N, K / 32]``); both whole, before the tensor-parallel split.
-            tensor: the tensor, on any device.
+            tensor: the tensor, on any device. Scales are looked at where they are, so best on the CPU.
 
         Raises:
-            CheckpointError: wrong dtype or shape, an expert that the layer does not have, or a second arrival.
+            CheckpointError: wrong dtype or shape, an expert that the layer does not have, a second arrival, or a
+                scale that the kernels cannot apply.
+            UnsupportedError, KernelError: see :mod:`moet_w2.kernels.quantize`; on CUDA only.
         """
         name = f"layers.{self.key}.ffn.experts.{expert}.{projection}.{kind}"
         if not 0 <= expert < self.geometry.experts:
@@ -104,13 +107,22 @@ class W2Layer:
                 f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} is not an MXFP4 {kind}; "
                 f"expected {str(allowed[0]).removeprefix('torch.')} {[rows, cols // per_byte]}"
             )
-        source = tensor.contiguous().view(torch.uint8).to(self.storage.device)
-        if kind == "weight":
-            if self.on_codes is not None:
-                self.on_codes(expert, projection, self._share(projection, source))
-            source = codebook.to_two_bit(source)
-        pack = planes.pack_codes if kind == "weight" else planes.pack_scales
-        pack(self._share(projection, source), out=self._place(expert, projection, kind))
+        source = tensor.contiguous().view(torch.uint8)
+        if kind == "scale":
+            _check_scales(name, source)
+        source = source.to(self.storage.device)
+        share, place = self._share(projection, source), self._place(expert, projection, kind)
+        if kind == "weight" and self.on_codes is not None:
+            self.on_codes(expert, projection, share)
+        if source.is_cuda:
+            if kind == "weight":
+                quantize.pack_planes(source, share, place)
+            else:
+                quantize.pack_scales(share, place)
+        elif kind == "weight":
+            planes.pack_codes(self._share(projection, codebook.to_two_bit(source)), out=place)
+        else:
+            planes.pack_scales(share, out=place)
         self._arrived.add((expert, projection, kind))
 
     def adopt(self) -> None:
@@ -136,7 +148,7 @@ class W2Layer:
 
     def _share(self, projection: str, tensor: torch.Tensor) -> torch.Tensor:
         dim = 1 if projection == "w2" else 0
-        return tensor.chunk(self.shard.size, dim=dim)[self.shard.rank].contiguous()
+        return tensor.chunk(self.shard.size, dim=dim)[self.shard.rank]
 
     def _place(self, expert: int, projection: str, kind: str) -> torch.Tensor:
         row = self.view(("planes" if kind == "weight" else "sc") + ("2" if projection == "w2" else "13"))[expert]
@@ -144,3 +156,14 @@ class W2Layer:
             return row
         half = row.numel() // 2  # gate rows first, then up rows; tiles run along rows, so each is contiguous
         return row[:half] if projection == "w1" else row[half:]
+
+
+def _check_scales(name: str, scales: torch.Tensor) -> None:
+    """Refuse UE8M0 bytes above :data:`moet_w2.codebook.MAX_SCALE`; NaN is one of them."""
+    largest = int(scales.max())
+    if largest > codebook.MAX_SCALE:
+        value = "NaN" if largest == 255 else f"2**{largest - 127}"
+        raise CheckpointError(
+            f"{name}: holds the scale byte {largest} ({value}), at most {codebook.MAX_SCALE} "
+            f"(2**{codebook.MAX_SCALE - 127}) can be served; the checkpoint is broken there, fetch that shard again"
+        )

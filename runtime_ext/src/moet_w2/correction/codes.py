@@ -18,6 +18,7 @@ import torch
 
 from .. import codebook
 from ..geometry import LayerGeometry
+from ..kernels import quantize
 from ..planes import tiles
 
 _TILE_BLOCKS = 2  # scale blocks along K in a tile
@@ -30,7 +31,7 @@ def pack(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Lay MXFP4 codes out fragment-major.
 
     Args:
-        codes: uint8 ``[N, K / 2]`` as in the checkpoint; N a multiple of 16, K of 128.
+        codes: uint8 ``[N, K / 2]`` as in the checkpoint, rows may lie apart; N a multiple of 16, K of 128.
         out: uint8 ``[N * K / 2]`` to write to, or None for a new tensor.
 
     Returns:
@@ -38,10 +39,14 @@ def pack(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 
     Raises:
         UnsupportedError: N or K is not a multiple of the planes' tile.
+        KernelError: CUDA refused; on CUDA only.
     """
     tiles_n, tiles_k = _tiles(codes.shape[0], codes.shape[1] * 2)
     if out is None:
         out = torch.empty(codes.numel(), dtype=torch.uint8, device=codes.device)
+    if codes.is_cuda:
+        quantize.pack_fp4(codes, out)
+        return out
     # A word of the source is a lane's share of one row and scale block; nibble 2q + h is column 2q + h.
     source = codes.contiguous().view(torch.int32).view(tiles_n, 2, 8, tiles_k, _TILE_BLOCKS, 4)
     lanes = out.view(torch.int64).view(tiles_n, tiles_k, 8, 4, _TILE_BLOCKS)  # tile_n, tile_k, g, t, j: both words
