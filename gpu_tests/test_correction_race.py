@@ -28,10 +28,10 @@ from moet_w2.placement import Placement
 
 pytestmark = pytest.mark.gpu
 
-STEPS, AHEAD, SLOTS, EXPERTS = 10_000, 4, 4, 12
+STEPS, AHEAD, SLOTS, EXPERTS = 10_000, 4, 6, 12
 ROW_BYTES = 1 << 20
-CYCLES = 60_000
-"""Of waiting between reading the table and reading rows, some 35 us: what is wrong in between shows."""
+CYCLES = 400_000
+"""Clock cycles that a step waits, some 0.2 ms: longer than the host takes to submit one, so that the device lags."""
 GEOMETRY = LayerGeometry(EXPERTS, 512, 256)
 DONE = Passed()
 
@@ -77,7 +77,7 @@ def gather(pool: Pool, every_row: torch.Tensor) -> Callable[[], tuple[torch.Tens
         slots = pool.table[0].clone()
         torch.cuda._sleep(CYCLES)
         held = slots >= 0
-        whole = (pool.rows[slots.clamp(min=0)] == device_rows).all(1)
+        whole = (pool.rows[slots.long().clamp(min=0)] == device_rows).all(1)
         return held.sum(), (held & ~whole).sum()
 
     return step
@@ -166,12 +166,19 @@ def race(pool: Pool, every_row: torch.Tensor, graph: torch.cuda.CUDAGraph, steps
         if (taken := pool.take_slot()) is not None:
             slot, free = taken
             expert = int(chance.choice(outside))
+            jam(pool, int(chance.integers(3 * CYCLES)))
             pool.enter((0, expert), slot, pool.transfer.fill(pool.rows[slot], every_row[expert], free))
             promotions += 1
         if len(flying) > AHEAD:
             flying.popleft().synchronize()
     torch.cuda.synchronize()
     return promotions
+
+
+def jam(pool: Pool, cycles: int) -> None:
+    """Hold the rows' stream up, at times for longer than steps take."""
+    with torch.cuda.stream(pool.transfer._rows):
+        torch.cuda._sleep(cycles)
 
 
 def gather_race(kind: type[Pool], steps: int) -> tuple[int, int, int]:
@@ -201,7 +208,7 @@ def test_ten_thousand_steps_read_no_mixture(kind: str) -> None:
     reads, faults, promotions = RACES[kind](Pool, STEPS)
     print(f"\n{kind}: {STEPS} steps, {promotions} promotions, {reads} reads of slots, {faults} faults, ", end="")
     print(f"{time.perf_counter() - started:.1f} s")
-    assert faults == 0 and promotions > STEPS // 10 and reads > STEPS // 4
+    assert faults == 0 and promotions > STEPS // 10 and reads > STEPS // 10
 
 
 @pytest.mark.parametrize("wrong", [OnePhase, NoMark, Eager])
@@ -228,7 +235,9 @@ def test_the_manager_fills_slots_from_the_pack_and_counts_every_routing(tmp_path
     manager.start()
     steps = 400 * COUNT_STEPS
     for _ in range(steps):
+        torch.cuda.set_sync_debug_mode("error")  # for torch's own calls: one that waits raises
         manager.boundary()
+        torch.cuda.set_sync_debug_mode("default")
         graph.replay()
     torch.cuda.synchronize()
     deadline = time.monotonic() + 30
