@@ -61,9 +61,9 @@ def test_a_second_pass_over_the_same_heat_settles(situation) -> None:
 
 def test_every_routing_counts_and_no_window_is_dropped() -> None:
     zero = numpy.zeros((1, 3))
-    once = warmed(zero, numpy.array([[1, 5, 0]]), "freq", 0.0, 1.0, 60.0)
+    once = warmed(zero, numpy.array([[1, 5, 0]]), "freq", 0.0, 60.0)
     assert once.tolist() == [[1.0, 5.0, 0.0]]
-    assert warmed(once, numpy.array([[2, 0, 0]]), "freq", 0.0, 2.0, 60.0).tolist() == [[3.0, 5.0, 0.0]]
+    assert warmed(once, numpy.array([[2, 0, 0]]), "freq", 0.0, 60.0).tolist() == [[3.0, 5.0, 0.0]]
 
 
 @given(st.floats(0, 1000), st.floats(0, 1000), st.floats(1, 100))
@@ -75,9 +75,18 @@ def test_decay_is_by_time_and_windows_merge(first: float, second: float, half_li
 
 
 def test_lru_knows_only_the_last_time() -> None:
-    heat = warmed(numpy.zeros((1, 3)), numpy.array([[9, 1, 0]]), "lru", 1.0, 10.0, 60.0)
-    heat = warmed(heat, numpy.array([[0, 1, 0]]), "lru", 1.0, 11.0, 60.0)
-    assert heat.tolist() == [[10.0, 11.0, 0.0]]
+    heat = warmed(numpy.zeros((1, 3)), numpy.array([[9, 1, 0]]), "lru", 1.0, 60.0)
+    heat = warmed(heat, numpy.array([[0, 1, 0]]), "lru", 60.0, 60.0)
+    assert heat.tolist() == [[0.5, 1.0, 0.0]]
+
+
+def test_lru_swaps_for_who_was_routed_a_third_of_the_half_life_later() -> None:
+    resident, rules = numpy.array([[True, False]]), Rules(1, 1)
+    heat = warmed(numpy.zeros((1, 2)), numpy.array([[5, 0]]), "lru", 0.0, 60.0)
+    for seconds, swaps in ((15.0, False), (25.0, True)):
+        later = warmed(heat, numpy.array([[0, 1]]), "lru", seconds, 60.0)
+        moves = decide(later, resident, numpy.ones(1, bool), rules)
+        assert bool(moves.evict) is swaps, seconds
 
 
 def test_ties_go_to_the_lower_layer_and_expert() -> None:

@@ -114,7 +114,7 @@ class Manager:
         self._totals.windows += 1
         self._totals.routings += int(window.sum())
         self._totals.hits += int(window[resident].sum())
-        self.heat = policy.warmed(self.heat, window, self.name, now - self._seen, now, self.half_life)
+        self.heat = policy.warmed(self.heat, window, self.name, now - self._seen, self.half_life)
         self._seen = now
         entered = self._fill()
         claimed, heat = self.pool.resident(), self.heat.copy()

@@ -3,10 +3,12 @@
 An expert's heat is a number for each (layer, expert); what the policies differ in is what heat means:
 
     freq   routings, each window's count halved every ``half_life`` seconds of wall clock
-    lru    the time of the last routing
+    lru    1 in the window of the last routing, halved every ``half_life`` seconds since: who was routed later is
+           hotter, whatever the clock shows
 
 Promotion goes to the hottest expert without a slot, eviction takes the coldest with one, and a swap happens
-only where the newcomer is hotter by the hysteresis, so that two equals do not trade places for ever.
+only where the newcomer is hotter by the hysteresis, so that two equals do not trade places for ever. For lru a
+quarter means that who holds a slot was last routed a third of the half-life before the newcomer.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def decayed(heat: Heat, seconds: float, half_life: float) -> Heat:
     return heat * 0.5 ** (seconds / half_life)
 
 
-def warmed(heat: Heat, counts: NDArray[numpy.int64], policy: str, seconds: float, now: float, half_life: float) -> Heat:
+def warmed(heat: Heat, counts: NDArray[numpy.int64], policy: str, seconds: float, half_life: float) -> Heat:
     """Heat after a window of routings.
 
     Args:
@@ -65,12 +67,10 @@ def warmed(heat: Heat, counts: NDArray[numpy.int64], policy: str, seconds: float
         counts: int64 ``[layers, experts]``, routings in the window; every routing counts, not only its presence.
         policy: one of :data:`POLICIES`.
         seconds: wall clock since the last window.
-        now: wall clock of this window, in seconds, rising.
-        half_life: seconds after which an old routing counts half (freq).
+        half_life: seconds after which an old routing counts half.
     """
-    if policy == "freq":
-        return decayed(heat, seconds, half_life) + counts
-    return numpy.where(counts > 0, now, heat)
+    old = decayed(heat, seconds, half_life)
+    return old + counts if policy == "freq" else numpy.where(counts > 0, 1.0, old)
 
 
 def decide(heat: Heat, resident: Flags, eligible: Flags, rules: Rules) -> Moves:
