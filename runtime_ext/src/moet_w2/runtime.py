@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 from functools import cache
-from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -13,10 +12,11 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
 
-from . import checkpoint, config, cuda_host, dummy, placement, preflight, step_hook, topology
+from . import checkpoint, config, cuda_host, dummy, placement, preflight, topology
 from .audit import Audit
 from .cache import key as cache_key
 from .cache.session import Session
+from .correction import build
 from .correction.tier import Correction
 from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
@@ -136,30 +136,16 @@ def get() -> W2Runtime:
         key = cache_key.make(report, share, shard)
         if settings.planes_cache is not None:
             cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
-        correction = _correction(settings, plan, key, device)
+        correction = build.build(settings, plan, key, device, vllm_config)
     audit = Audit(settings.audit_path, plan, _describe(device, locality), correction and correction.facts())
+    if correction is not None:
+        correction.on_sized = audit.write
     if made_up:
         logger.warning(
             "--load-format %s: routed experts hold random bits, for benchmarks only; every answer is noise",
             dummy.LOAD_FORMAT,
         )
     return W2Runtime(plan, device, locality, audit, cache, correction, made_up)
-
-
-def _correction(
-    settings: config.W2Config, plan: LayerPlan, key: cache_key.CacheKey, device: torch.device
-) -> Correction | None:
-    if not settings.delta_gib or settings.store_dir is None:
-        return None
-    if device.type != "cpu":
-        raise UnsupportedError("FP4 correction is not yet supported on a GPU; unset VLLM_MOE_W2_DELTA_GB")
-    slots = int(settings.delta_gib * 2**30) // key.geometry.correction_row_bytes
-    made = Correction(plan, key, settings.store_dir, slots, settings.delta_policy, settings.prefill_fp4, device)
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    step_hook.attach(GPUModelRunner, made.boundary)
-    Finalize(None, made.close, exitpriority=1)
-    return made
 
 
 def _device() -> torch.device:

@@ -1,0 +1,236 @@
+"""Tokens per second of vLLM with its own MXFP4 experts and with ours, in one run on one machine.
+
+    python bench/decode_rate.py [--layers N] [--mapped N] [--requests N ...] [--side SIDE] [--out FILE]
+
+Eight layers of DeepSeek-V4-Flash at their real widths, random weights: the rest of the model (attention, indexer,
+shared expert, head) runs as it is, so the ratio is what the experts change of a whole step. Each side is an engine
+in a process of its own, one after the other, with CUDA graphs; requests are random tokens, sampled at temperature 1
+so that tokens of a batch differ, as their experts do. A decode rate counts the tokens after the first: the time of a
+long generation less that of one token.
+
+Needs a CUDA GPU with some 60 GB, and 10 minutes where nothing is compiled yet. Where a command may not run that
+long, do it in two on the same machine, with the same other options: ``--side stock``, then without ``--side``. What
+was measured lies in .native/decode-rate until a whole run has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import facts
+
+SIDES = ("stock", "ours")
+WORK = facts.ROOT / ".native" / "decode-rate"
+PROMPT, TOKENS, REPEATS = 512, 256, 5
+SEED = 1
+
+# DeepSeek-V4-Flash where it differs from the demo checkpoint's config.json.
+REAL = {
+    "hidden_size": 4096,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 64,
+    "index_n_heads": 64,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "num_hash_layers": 3,
+    "vocab_size": 129280,
+    "max_position_embeddings": 1048576,
+    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
+}
+ENGINE = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "max_model_len": 4096,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 2048,
+    "block_size": 256,
+    "kv_cache_dtype": "fp8",
+    "kv_cache_memory_bytes": 4 << 30,
+    "enable_prefix_caching": False,
+    "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE", "custom_ops": ["all"]},
+    "seed": SEED,
+}
+ENVIRONMENT = {
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the engine
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def write_model(folder: Path, layers: int, real: dict[str, Any] = REAL) -> None:
+    """A model folder with a config.json and no weights.
+
+    Args:
+        folder: created if need be.
+        layers: number of target layers.
+        real: what differs from the demo checkpoint.
+    """
+    config = json.loads((facts.ROOT / "demo" / "checkpoint" / "config.json").read_text()) | real
+    config["num_hidden_layers"] = layers
+    # Two layers with a sliding window only, then compression by 4 and by 128 in turns.
+    config["compress_ratios"] = [0 if layer < 2 else 128 if layer % 2 else 4 for layer in range(layers)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def environment(side: str, layers: int, mapped: int) -> dict[str, str]:
+    """The environment of a side's process: stock is upstream's code paths, ours maps the last layers."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
+    own = {"VLLM_MOE_W2": "0"} if side == "stock" else {}
+    if side == "ours" and mapped:
+        own["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(str(key) for key in range(layers - mapped, layers))
+    return kept | ENVIRONMENT | own
+
+
+def randomise(model: Any) -> int:
+    """Fill vLLM's own expert weights in place; a start without weights leaves there what the memory held.
+
+    Returns:
+        bytes that were filled.
+    """
+    import torch
+
+    filled = 0
+    for module in model.modules():
+        if type(module).__name__ != "RoutedExperts" or hasattr(module, "w2"):
+            continue
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if not name.startswith(("w13_", "w2_")) or not tensor.is_contiguous():
+                continue
+            floating = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            if "scale" in name and floating:
+                tensor.data.fill_(2.0**-6)
+            elif "scale" in name:
+                tensor.data.view(torch.uint8).fill_(127 - 6)  # UE8M0, in words of whatever size
+            elif floating:
+                continue  # a bias
+            else:
+                tensor.data.view(torch.uint8).random_(0, 256)
+            filled += tensor.nbytes
+    return filled
+
+
+def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict[str, Any]) -> dict[str, Any]:
+    """One engine: its rates for each number of concurrent requests."""
+    import random
+
+    from vllm import LLM, SamplingParams
+
+    start = time.perf_counter()
+    llm = LLM(model, quantization="moet_w2" if side == "ours" else None, **engine)
+    ready = time.perf_counter() - start
+    filled = sum(llm.apply_model(randomise)) if side == "stock" else 0
+    noise = random.Random(SEED)
+    vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+    seen: set[int] = set()
+
+    def generate(count: int, tokens: int) -> float:
+        prompts = [{"prompt_token_ids": [noise.randrange(3, vocabulary) for _ in range(PROMPT)]} for _ in range(count)]
+        sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        for output in outputs:
+            ids = output.outputs[0].token_ids
+            if len(ids) != tokens:
+                raise SystemExit(f"{side}: {len(ids)} tokens came instead of {tokens}")
+            seen.update(ids)
+        return seconds
+
+    rates = {}
+    for count in counts:
+        generate(count, TOKENS)  # warms up whatever compiles late
+        generate(count, 1)
+        pairs = [(generate(count, TOKENS), generate(count, 1)) for _ in range(repeats)]
+        rates[str(count)] = summary(count, pairs)
+    # Weights that gave no finite numbers would repeat one token for ever.
+    return {"ready_seconds": ready, "randomised_bytes": filled, "distinct_tokens": len(seen), "requests": rates}
+
+
+def summary(count: int, pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Rates of one number of requests.
+
+    Args:
+        count: concurrent requests.
+        pairs: seconds of a whole generation, and of one of a single token, for each repeat.
+    """
+    whole, first = (statistics.median(values) for values in zip(*pairs, strict=True))
+    decode = statistics.median(full - one for full, one in pairs)
+    return {
+        "seconds": whole,
+        "first_token_seconds": first,
+        "step_ms": decode / (TOKENS - 1) * 1e3,
+        "decode_tokens_per_s": count * (TOKENS - 1) / decode,
+        "tokens_per_s": count * TOKENS / whole,
+    }
+
+
+def compare(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Ours over stock, for each number of requests."""
+    stock, ours = (sides[side]["requests"] for side in SIDES)
+    names = ("decode_tokens_per_s", "tokens_per_s")
+    return {count: {name: ours[count][name] / stock[count][name] for name in names} for count in stock}
+
+
+def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A side's measurement in a process of its own, or the one that an earlier command left."""
+    result = WORK / f"{side}.json"
+    if not result.exists():
+        command = [sys.executable, __file__, "--child", side, "--repeats", str(args.repeats)]
+        command += ["--requests", *map(str, args.requests)]
+        subprocess.run(command, env=environment(side, args.layers, args.mapped), check=True)
+    return json.loads(result.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="decode rate, vLLM's own experts against ours")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--mapped", type=int, default=0, help="how many of our layers, the last ones, are mapped")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--side", choices=SIDES, help="measure this side only, for a later run")
+    parser.add_argument("--out", type=Path, help="write a result file")
+    parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        measured = measure(str(WORK / "model"), args.child, args.requests, args.repeats, ENGINE)
+        (WORK / f"{args.child}.json").write_text(json.dumps(measured))
+        return
+    write_model(WORK / "model", args.layers)
+    sides = {side: run(side, args) for side in ([args.side] if args.side else SIDES)}
+    print(json.dumps(sides, indent=2))
+    if args.side:
+        return
+    result = {
+        "benchmark": "decode_rate",
+        "weights": "random; 43 layers in the real model",
+        "layers": args.layers,
+        "mapped_layers": args.mapped,
+        "prompt_tokens": PROMPT,
+        "tokens": TOKENS,
+        "repeats": args.repeats,
+        "engine": ENGINE,
+        "sides": sides,
+        "ours_over_stock": compare(sides),
+    }
+    print(json.dumps(result["ours_over_stock"], indent=2))
+    if args.out:
+        facts.write(args.out, result)
+    shutil.rmtree(WORK)
+
+
+if __name__ == "__main__":
+    main()

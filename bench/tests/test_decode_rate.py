@@ -1,0 +1,103 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import decode_rate
+import gpu_site
+
+from moet_w2 import checkpoint
+from moet_w2.geometry import LayerGeometry
+
+
+def test_the_model_has_real_layers_and_no_weights(tmp_path: Path) -> None:
+    decode_rate.write_model(tmp_path, 8)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    report = checkpoint.describe(tmp_path)
+    assert (report.target_layers, report.geometry) == (8, LayerGeometry(256, 4096, 2048))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["compress_ratios"] == [0, 0, 4, 128, 4, 128, 4, 128]
+
+
+def test_real_widths_are_those_that_vllms_own_configuration_defaults_to(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.models.deepseek_v4 import DeepseekV4Config
+
+    decode_rate.write_model(tmp_path, 8)
+    ours, flash = AutoConfig.from_pretrained(tmp_path), DeepseekV4Config()
+    for name in set(decode_rate.REAL) - {"num_hash_layers", "rope_scaling"} | {"head_dim", "index_topk", "hc_mult"}:
+        assert getattr(ours, name) == getattr(flash, name), name
+    assert ours.mlp_layer_types == flash.mlp_layer_types[:8]
+    assert len(ours.layer_types) == 8
+
+
+def test_each_side_gets_its_own_environment(monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_MOE_W2_DELTA_GB", "6")
+    stock, ours = decode_rate.environment("stock", 8, 2), decode_rate.environment("ours", 8, 2)
+    assert stock["VLLM_MOE_W2"] == "0" and "VLLM_MOE_W2_MAPPED_LAYERS" not in stock
+    assert ours["VLLM_MOE_W2_MAPPED_LAYERS"] == "6,7" and "VLLM_MOE_W2" not in ours
+    assert "VLLM_MOE_W2_DELTA_GB" not in stock | ours
+    assert stock["VLLM_USE_BREAKABLE_CUDAGRAPH"] == ours["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
+    assert "VLLM_MOE_W2_MAPPED_LAYERS" not in decode_rate.environment("ours", 8, 0)
+
+
+def test_rates_count_the_tokens_after_the_first() -> None:
+    rates = decode_rate.summary(4, [(2.0, 0.5), (1.51, 0.49), (1.5, 0.48)])
+    assert rates["seconds"] == 1.51 and rates["first_token_seconds"] == 0.49
+    assert rates["decode_tokens_per_s"] == pytest.approx(4 * 255 / 1.02)
+    assert rates["step_ms"] == pytest.approx(1.02 / 255 * 1e3)
+    assert rates["tokens_per_s"] == pytest.approx(4 * 256 / 1.51)
+
+
+def test_the_ratio_is_ours_over_stock() -> None:
+    rates = {"stock": (100.0, 50.0), "ours": (150.0, 60.0)}
+    sides = {
+        side: {"requests": {"1": {"decode_tokens_per_s": decode, "tokens_per_s": whole}}}
+        for side, (decode, whole) in rates.items()
+    }
+    assert decode_rate.compare(sides) == {"1": {"decode_tokens_per_s": 1.5, "tokens_per_s": 1.2}}
+
+
+def test_stock_weights_become_random_with_small_scales() -> None:
+    experts = type("RoutedExperts", (torch.nn.Module,), {})()
+    for name, tensor in {
+        "w13_weight": torch.zeros(64, 64, dtype=torch.uint8),
+        "w13_weight_scale": torch.zeros(64, 8, dtype=torch.int32),
+        "w2_weight_scale": torch.zeros(64, 8),
+        "w2_bias": torch.zeros(64),
+        "e_score_correction_bias": torch.zeros(64),
+    }.items():
+        experts.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    filled = decode_rate.randomise(torch.nn.Sequential(experts, torch.nn.Linear(2, 2)))
+    assert filled == 64 * 64 + 64 * 8 * 4 * 2
+    assert len(experts.w13_weight.unique()) > 200
+    assert experts.w13_weight_scale.view(torch.uint8).unique().tolist() == [121]
+    assert experts.w2_weight_scale.unique().tolist() == [2.0**-6]
+    assert not experts.w2_bias.any() and not experts.e_score_correction_bias.any()
+
+
+def test_a_side_that_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "stock.json").write_text('{"requests": {}}')
+    monkeypatch.setattr(decode_rate, "WORK", tmp_path)
+    monkeypatch.setattr(decode_rate.subprocess, "run", lambda *_, **__: pytest.fail("ran again"))
+    assert decode_rate.run("stock", None) == {"requests": {}}
+
+
+def test_the_site_folder_is_an_installed_package(tmp_path: Path) -> None:
+    site = gpu_site.make(tmp_path / "site")
+    assert gpu_site.make(tmp_path / "site") == site  # again, over the old one
+    code = (
+        "from importlib.metadata import distribution as d, entry_points\n"
+        f"import sys; assert d('moet-w2').version and str(d('moet-w2')._path).startswith({str(site)!r})\n"
+        "import moet_w2; print(moet_w2.__file__)\n"
+        "print(*[e.load().__name__ for e in entry_points(group='vllm.general_plugins') if e.name == 'moet_w2'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0].startswith(str(site)) and done.stdout.split()[1] == "register"
