@@ -59,7 +59,8 @@ def experts(
     """
     call = Call(x, topk_weights, topk_ids, storage, experts, width, limit, rows, slots, counts, padding)
     check(call)
-    call = call._replace(topk_weights=topk_weights.float().contiguous(), topk_ids=topk_ids.int().contiguous())
+    if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int32:
+        call = call._replace(topk_weights=topk_weights.float(), topk_ids=topk_ids.int())
     out = torch.empty_like(x)
     for piece, target in pieces(call, out):
         plan = piece.plan
