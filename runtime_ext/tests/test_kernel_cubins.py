@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,3 +100,30 @@ def test_a_bad_manifest_is_one_clear_error(folder: Path, text: str | None, messa
 def test_a_name_that_is_no_architecture_is_an_error() -> None:
     with pytest.raises(KernelError, match="'compute_90' is no architecture"):
         cubins.architecture((9, 0), ["compute_90"])
+
+
+def test_the_source_tree_is_where_they_come_from() -> None:
+    root = Path(__file__).resolve().parents[2]
+    links = {path.name: path.resolve() for path in cubins.PREBUILT.iterdir()}
+    assert links == {name: root / "kernels" / name for name in ("cubins", "MANIFEST.json")}
+
+
+def test_a_wheel_carries_them(folder: Path, tmp_path: Path) -> None:
+    """On a copy of the project beside the stand-in cubins, so that it does not matter which are committed."""
+    extension = Path(__file__).resolve().parents[1]
+    tree = tmp_path / "tree"
+    skipped = shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(extension, tree / "runtime_ext", symlinks=True, ignore=skipped)
+    (tree / "kernels").mkdir()
+    (folder / "cubins").rename(tree / "kernels" / "cubins")
+    (folder / "MANIFEST.json").rename(tree / "kernels" / "MANIFEST.json")
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree / "runtime_ext", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    prebuilt = tmp_path / "installed" / "moet_w2" / "kernels" / "prebuilt"
+    assert not any(path.is_symlink() for path in prebuilt.rglob("*"))
+    assert cubins.find("decode", (8, 6), prebuilt) == b"sm_80/decode"
+    assert len(list(prebuilt.rglob("*.cubin"))) == len(ARCHITECTURES) + 1

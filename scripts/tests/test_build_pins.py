@@ -110,6 +110,17 @@ def test_generated_files_may_name_versions(tree: Path) -> None:
     assert len(pin_leaks.find(tree, table)) == 1
 
 
+def test_a_link_is_not_looked_through(tree: Path) -> None:
+    table = pins.load()
+    (tree / "requirements").mkdir()
+    (tree / "requirements" / "cpu.lock").write_text(table.get("vllm.version"))
+    (tree / "link.lock").symlink_to("requirements/cpu.lock")
+    assert pin_leaks.find(tree, table) == []
+    (tree / "notes.md").write_text(table.get("vllm.version"))
+    (tree / "link.md").symlink_to("notes.md")
+    assert [leak.path for leak in pin_leaks.find(tree, table)] == ["notes.md"]
+
+
 def test_ignored_files_are_not_looked_at(tree: Path) -> None:
     table = pins.load()
     (tree / ".gitignore").write_text("out/\n")

@@ -136,6 +136,23 @@ def test_an_edit_of_the_extension_reinstalls_a_wheel_but_not_an_editable(monkeyp
     assert venvs.wanted(table, "cpu", "0").extension != before["cpu"]
 
 
+def test_other_cubins_reinstall_a_wheel(monkeypatch, tmp_path: Path) -> None:
+    """They lie outside of the extension; its link to their manifest, which holds their hashes, brings them in."""
+    link = venvs.EXTENSION / "src" / "moet_w2" / "kernels" / "prebuilt" / "MANIFEST.json"
+    assert link.resolve() == pins.ROOT / "kernels" / "MANIFEST.json"
+    copy = tmp_path / "runtime_ext" / link.relative_to(venvs.EXTENSION)
+    copy.parent.mkdir(parents=True)
+    copy.symlink_to(os.readlink(link))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "runtime_ext" / "pyproject.toml").touch()
+    monkeypatch.setattr(venvs, "EXTENSION", tmp_path / "runtime_ext")
+    digests = set()
+    for text in ("{}", '{"cubins": 1}'):
+        (tmp_path / "kernels" / "MANIFEST.json").write_text(text)
+        digests.add(venvs.wanted(pins.load(), "cuda", "0").extension)
+    assert len(digests) == 2
+
+
 def test_publishing_keeps_what_a_running_server_reads(native: Path) -> None:
     folders = [native / "envs" / f"cpu-{name * 12}" for name in "abc"]
     for folder in folders:
