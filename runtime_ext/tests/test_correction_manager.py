@@ -11,6 +11,7 @@ from correction_support import CPU, LAYERS, LaggingDevice, full_pack, row_of
 from generators import TINY
 
 from moet_w2.cache import layout
+from moet_w2.correction import manager as manager_module
 from moet_w2.correction.manager import COUNT_STEPS, WARM_FILE, Manager, read_warm_set
 from moet_w2.correction.pool import Pool
 from moet_w2.correction.store import PACK
@@ -191,6 +192,21 @@ def test_a_boundary_never_waits_and_no_window_is_lost(tmp_path: Path) -> None:
         manager.boundary()
     manager.close()
     assert manager.metrics().totals.routings == routed * TINY.experts
+
+
+def test_what_is_worth_keeping_is_saved_when_nothing_is_routed_any_more(tmp_path: Path, monkeypatch) -> None:
+    """vLLM kills its workers when it stops: what close() alone would write would never be written."""
+    monkeypatch.setattr(manager_module, "_IDLE_SECONDS", 0.02)
+    manager, pool = manage(tmp_path, 1)
+    manager.start()
+    pool.counts[1, 2] += 5
+    for _ in range(COUNT_STEPS):
+        manager.boundary()
+    deadline = time.monotonic() + 30
+    while read_warm_set(manager.pack.directory) != [(1, 2)] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert read_warm_set(manager.pack.directory) == [(1, 2)]
+    manager.close()
 
 
 class Standstill(LaggingDevice):

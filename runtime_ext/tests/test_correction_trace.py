@@ -62,6 +62,18 @@ def test_a_recorder_is_bounded_and_says_so(tmp_path: Path, caplog) -> None:
     assert caplog.text.count("later windows are left out") == 1
 
 
+def test_a_trace_can_be_written_and_go_on(tmp_path: Path) -> None:
+    windows = random_windows(9)
+    recorder = record(tmp_path / "t", windows[:4])
+    assert len(trace.load(tmp_path / "t").windows) == 4
+    for index, window in enumerate(windows[4:], 4):
+        recorder.add(100.0 + index / 4, window, [], [])
+    recorder.write(Totals(routings=7))
+    found = trace.load(tmp_path / "t")
+    assert found.totals["routings"] == 7
+    assert all((trace.dense(a, SHAPE) == b).all() for a, b in zip(found.windows, windows, strict=True))
+
+
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog) -> None:
     (tmp_path / "file").write_text("")
     record(tmp_path / "file" / "t", random_windows(2))

@@ -23,7 +23,7 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2_DELTA_GB": "GiB of correction slots, or auto: what a KV cache of given size leaves; 0 (default): none",
     "VLLM_MOE_W2_DELTA_POLICY": "which experts get a slot: freq (default) or lru",
     "VLLM_MOE_W2_PREFILL_FP4": "1 (default): prefill reads resident slots too; 0: it reads the base only",
-    "VLLM_MOE_W2_TRACE": "file that receives the routing trace when the server stops, for moet sim; needs correction",
+    "VLLM_MOE_W2_TRACE": "file that receives the routing trace, for moet sim; needs correction",
     "VLLM_MOE_W2_STORE_DIR": "folder of the correction pack, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_PLANES_CACHE": "folder of ready planes, filled by the first start; needs --load-format moet",
     "VLLM_MOE_W2_FAST_LOAD_WORKERS": "threads that read ready planes (default 4)",

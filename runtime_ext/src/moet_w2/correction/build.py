@@ -4,7 +4,7 @@
     initialize_from_config     the KV cache stands: the pool, where its size is ``auto``
     compile_or_warm_up_model   warm-up and graph capture are over: the manager starts
     execute_model              a boundary before each real step
-    the process's end          the manager stops, the warm set and the trace are written
+    an orderly end             the manager stops and saves (vLLM mostly kills: it also saves every minute and when idle)
 
 Nothing of the manager runs while graphs are captured: a capture forbids other threads most of CUDA's calls.
 """

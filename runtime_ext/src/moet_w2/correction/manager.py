@@ -40,7 +40,9 @@ MOST_MOVES = 8
 _COUNT_BUFFERS = 2
 _STAGING_ROWS = 2
 """One is read from the pack while the other is on its way to the device."""
-_WARM_SECONDS = 60.0
+_SAVE_SECONDS = 60.0
+_IDLE_SECONDS = 1.0
+"""Without a window for so long, what is worth keeping is saved: a server that stops gives its workers no time."""
 _RETRY_SECONDS = 60.0
 
 
@@ -86,6 +88,7 @@ class Manager:
             self._buffers.put(transfer.buffer(*pool.counts.shape, dtype=torch.int64))
         self._windows: queue.SimpleQueue[tuple[torch.Tensor, Mark] | None] = queue.SimpleQueue()
         self._retry_at: dict[Expert, float] = {}
+        self._unsaved = False
         self._thread: threading.Thread | None = None
         self._wanted: list[Expert] = self._warm_set()
 
@@ -131,46 +134,51 @@ class Manager:
         entered += self._fill()
         if self._recorder is not None:
             self._recorder.add(now, window, entered, leave)
-        if now - self._saved > _WARM_SECONDS:
-            self.save_warm_set()
+        self._unsaved = True
+        if now - self._saved > _SAVE_SECONDS:
+            self.save()
 
     def metrics(self) -> Metrics:
         """The tier as it is now; from any thread."""
         return Metrics(self.pool.slots, int(self.pool.resident().sum()), replace(self._totals))
 
-    def save_warm_set(self) -> None:
-        """Remember who holds a slot, for the next start. A failure is logged, never fatal."""
-        self._saved = self._clock()
+    def save(self) -> None:
+        """Write who holds a slot, for the next start, and the trace. A failure is logged, never fatal."""
+        self._saved, self._unsaved = self._clock(), False
         held = [[int(layer), int(expert)] for layer, expert in numpy.argwhere(self.pool.resident())]
         try:
             publish.write_atomically(self.pack.directory, WARM_FILE, json.dumps(held).encode())
         except OSError as error:
             logger.warning("correction: the warm set was not saved: %s", error)
+        if self._recorder is not None:
+            self._recorder.write(self._totals)
 
     def close(self) -> None:
-        """Stop the thread, save the warm set and the trace."""
+        """Stop the thread and save."""
         if self._thread is not None:
             self._windows.put(None)
             self._thread.join()
             self._thread = None
         else:
-            self._finish()
+            self.save()
 
     def _run(self) -> None:
         self.pool.transfer.enter_thread()
         self._guarded(self._fill)  # the warm set, before the first routing is counted
-        while (handed := self._windows.get()) is not None:
+        while True:
+            try:
+                handed = self._windows.get(timeout=_IDLE_SECONDS if self._unsaved else None)
+            except queue.Empty:
+                self._guarded(self.save)
+                continue
+            if handed is None:
+                break
             buffer, read = handed
             read.wait()
             window = buffer.numpy().copy()
             self._buffers.put(buffer)
             self._guarded(self.run_pass, window)
-        self._guarded(self._finish)
-
-    def _finish(self) -> None:
-        self.save_warm_set()
-        if self._recorder is not None:
-            self._recorder.write(self._totals)
+        self._guarded(self.save)
 
     def _guarded(self, work: Callable[..., object], *arguments: object) -> None:
         try:

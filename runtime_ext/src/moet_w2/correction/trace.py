@@ -6,7 +6,7 @@
                       n uint32 experts, n uint32 routings, p uint32 promoted, e uint32 evicted experts
                     an expert is layer * experts + expert; little-endian throughout
 
-A recorder keeps the compressed windows in memory, no more than a bound, and writes the file once, at the end.
+A recorder keeps the compressed windows in memory, no more than a bound, and replaces the file as a whole.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ class Recorder:
         self._keep(self._compressor.compress(b"".join([head, *arrays])))
 
     def write(self, totals: Totals) -> None:
-        """Write the file. Nothing can be added afterwards. A failure is logged, never fatal."""
-        self._keep(self._compressor.flush())
+        """Write what there is so far, in place of what was written before. A failure is logged, never fatal."""
+        end = self._compressor.copy().flush()
         document = {"format": FORMAT, **asdict(self.header), "totals": asdict(totals), "whole": self._whole}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            content = json.dumps(document).encode() + b"\n" + b"".join(self._parts)
+            content = json.dumps(document).encode() + b"\n" + b"".join([*self._parts, end])
             publish.write_atomically(self.path.parent, self.path.name, content)
         except OSError as error:
             logger.warning("the routing trace %s was not written: %s", self.path, error)
