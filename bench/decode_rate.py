@@ -1,16 +1,17 @@
 """Tokens per second of vLLM with its own MXFP4 experts and with ours, in one run on one machine.
 
-    python bench/decode_rate.py [--layers N] [--mapped N] [--requests N ...] [--side SIDE] [--out FILE]
+    python bench/decode_rate.py [--layers N] [--mapped N ...] [--requests N ...] [--only SIDE] [--out FILE]
 
 Eight layers of DeepSeek-V4-Flash at their real widths, random weights: the rest of the model (attention, indexer,
-shared expert, head) runs as it is, so the ratio is what the experts change of a whole step. Each side is an engine
+shared expert, head) runs as it is, so the ratio is what the experts change of a whole step. Ours is measured with
+each number of mapped layers that is asked for, the last ones of the model. Each side is an engine
 in a process of its own, one after the other, with CUDA graphs; requests are random tokens, sampled at temperature 1
 so that tokens of a batch differ, as their experts do. A decode rate counts the tokens after the first: the time of a
 long generation less that of one token.
 
 Needs a CUDA GPU with some 60 GB, and 10 minutes where nothing is compiled yet. Where a command may not run that
-long, do it in two on the same machine, with the same other options: ``--side stock``, then without ``--side``. What
-was measured lies in .native/decode-rate until a whole run has ended.
+long, do it in several on the same machine, with the same other options: ``--only stock``, ``--only ours``, then
+without ``--only``. What was measured lies in .native/decode-rate until a whole run has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import facts
 
-SIDES = ("stock", "ours")
+STOCK = "stock"
 WORK = facts.ROOT / ".native" / "decode-rate"
 PROMPT, TOKENS, REPEATS = 512, 256, 5
 SEED = 1
@@ -86,11 +87,16 @@ def write_model(folder: Path, layers: int, real: dict[str, Any] = REAL) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def environment(side: str, layers: int, mapped: int) -> dict[str, str]:
-    """The environment of a side's process: stock is upstream's code paths, ours maps the last layers."""
+def sides(mapped: list[int]) -> dict[str, int | None]:
+    """The sides by name, with their number of mapped layers; None for stock."""
+    return {STOCK: None} | {f"ours-{count}-mapped": count for count in mapped}
+
+
+def environment(layers: int, mapped: int | None) -> dict[str, str]:
+    """The environment of a side's process: stock takes upstream's code paths, ours maps the last layers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
-    own = {"VLLM_MOE_W2": "0"} if side == "stock" else {}
-    if side == "ours" and mapped:
+    own = {"VLLM_MOE_W2": "0"} if mapped is None else {}
+    if mapped:
         own["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(str(key) for key in range(layers - mapped, layers))
     return kept | ENVIRONMENT | own
 
@@ -130,9 +136,9 @@ def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict
     from vllm import LLM, SamplingParams
 
     start = time.perf_counter()
-    llm = LLM(model, quantization="moet_w2" if side == "ours" else None, **engine)
+    llm = LLM(model, quantization=None if side == STOCK else "moet_w2", **engine)
     ready = time.perf_counter() - start
-    filled = sum(llm.apply_model(randomise)) if side == "stock" else 0
+    filled = sum(llm.apply_model(randomise)) if side == STOCK else 0
     noise = random.Random(SEED)
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
     seen: set[int] = set()
@@ -178,53 +184,60 @@ def summary(count: int, pairs: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def compare(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Ours over stock, for each number of requests."""
-    stock, ours = (sides[side]["requests"] for side in SIDES)
-    names = ("decode_tokens_per_s", "tokens_per_s")
-    return {count: {name: ours[count][name] / stock[count][name] for name in names} for count in stock}
+def compare(measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Every side of ours over stock, for each number of requests."""
+    stock, names = measured[STOCK]["requests"], ("decode_tokens_per_s", "tokens_per_s")
+    return {
+        side: {count: {name: rates["requests"][count][name] / stock[count][name] for name in names} for count in stock}
+        for side, rates in measured.items()
+        if side != STOCK
+    }
 
 
-def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
+def run(side: str, mapped: int | None, args: argparse.Namespace) -> dict[str, Any]:
     """A side's measurement in a process of its own, or the one that an earlier command left."""
     result = WORK / f"{side}.json"
     if not result.exists():
         command = [sys.executable, __file__, "--child", side, "--repeats", str(args.repeats)]
         command += ["--requests", *map(str, args.requests)]
-        subprocess.run(command, env=environment(side, args.layers, args.mapped), check=True)
+        subprocess.run(command, env=environment(args.layers, mapped), check=True)
     return json.loads(result.read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="decode rate, vLLM's own experts against ours")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--mapped", type=int, default=0, help="how many of our layers, the last ones, are mapped")
+    parser.add_argument("--mapped", type=int, nargs="+", default=[0], help="mapped layers of ours, one side for each")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--side", choices=SIDES, help="measure this side only, for a later run")
+    parser.add_argument("--only", choices=(STOCK, "ours"), help="measure this much only, for a later run")
     parser.add_argument("--out", type=Path, help="write a result file")
-    parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         measured = measure(str(WORK / "model"), args.child, args.requests, args.repeats, ENGINE)
         (WORK / f"{args.child}.json").write_text(json.dumps(measured))
         return
     write_model(WORK / "model", args.layers)
-    sides = {side: run(side, args) for side in ([args.side] if args.side else SIDES)}
-    print(json.dumps(sides, indent=2))
-    if args.side:
+    wanted = {
+        side: mapped
+        for side, mapped in sides(args.mapped).items()
+        if args.only is None or (side == STOCK) == (args.only == STOCK)
+    }
+    measured = {side: run(side, mapped, args) for side, mapped in wanted.items()}
+    print(json.dumps(measured, indent=2))
+    if args.only:
         return
     result = {
         "benchmark": "decode_rate",
         "weights": "random; 43 layers in the real model",
         "layers": args.layers,
-        "mapped_layers": args.mapped,
         "prompt_tokens": PROMPT,
         "tokens": TOKENS,
         "repeats": args.repeats,
         "engine": ENGINE,
-        "sides": sides,
-        "ours_over_stock": compare(sides),
+        "sides": measured,
+        "ours_over_stock": compare(measured),
     }
     print(json.dumps(result["ours_over_stock"], indent=2))
     if args.out:

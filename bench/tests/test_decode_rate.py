@@ -38,12 +38,12 @@ def test_real_widths_are_those_that_vllms_own_configuration_defaults_to(tmp_path
 
 def test_each_side_gets_its_own_environment(monkeypatch) -> None:
     monkeypatch.setenv("VLLM_MOE_W2_DELTA_GB", "6")
-    stock, ours = decode_rate.environment("stock", 8, 2), decode_rate.environment("ours", 8, 2)
+    stock, ours = decode_rate.environment(8, None), decode_rate.environment(8, 2)
     assert stock["VLLM_MOE_W2"] == "0" and "VLLM_MOE_W2_MAPPED_LAYERS" not in stock
     assert ours["VLLM_MOE_W2_MAPPED_LAYERS"] == "6,7" and "VLLM_MOE_W2" not in ours
     assert "VLLM_MOE_W2_DELTA_GB" not in stock | ours
     assert stock["VLLM_USE_BREAKABLE_CUDAGRAPH"] == ours["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
-    assert "VLLM_MOE_W2_MAPPED_LAYERS" not in decode_rate.environment("ours", 8, 0)
+    assert "VLLM_MOE_W2_MAPPED_LAYERS" not in decode_rate.environment(8, 0)
 
 
 def test_rates_count_the_tokens_after_the_first() -> None:
@@ -55,12 +55,16 @@ def test_rates_count_the_tokens_after_the_first() -> None:
 
 
 def test_the_ratio_is_ours_over_stock() -> None:
-    rates = {"stock": (100.0, 50.0), "ours": (150.0, 60.0)}
-    sides = {
+    assert decode_rate.sides([0, 2]) == {"stock": None, "ours-0-mapped": 0, "ours-2-mapped": 2}
+    rates = {"stock": (100.0, 50.0), "ours-0-mapped": (150.0, 60.0), "ours-2-mapped": (90.0, 40.0)}
+    measured = {
         side: {"requests": {"1": {"decode_tokens_per_s": decode, "tokens_per_s": whole}}}
         for side, (decode, whole) in rates.items()
     }
-    assert decode_rate.compare(sides) == {"1": {"decode_tokens_per_s": 1.5, "tokens_per_s": 1.2}}
+    assert decode_rate.compare(measured) == {
+        "ours-0-mapped": {"1": {"decode_tokens_per_s": 1.5, "tokens_per_s": 1.2}},
+        "ours-2-mapped": {"1": {"decode_tokens_per_s": 0.9, "tokens_per_s": 0.8}},
+    }
 
 
 def test_stock_weights_become_random_with_small_scales() -> None:
@@ -85,7 +89,7 @@ def test_a_side_that_was_measured_is_not_measured_again(tmp_path: Path, monkeypa
     (tmp_path / "stock.json").write_text('{"requests": {}}')
     monkeypatch.setattr(decode_rate, "WORK", tmp_path)
     monkeypatch.setattr(decode_rate.subprocess, "run", lambda *_, **__: pytest.fail("ran again"))
-    assert decode_rate.run("stock", None) == {"requests": {}}
+    assert decode_rate.run("stock", None, None) == {"requests": {}}
 
 
 def test_the_site_folder_is_an_installed_package(tmp_path: Path) -> None:
