@@ -33,6 +33,8 @@ STOCK = "stock"
 WORK = facts.ROOT / ".native" / "decode-rate"
 PROMPT, TOKENS, REPEATS = 512, 256, 5
 SEED = 1
+TOLERANCE = 1e-2
+"""Of our layers against the reference, both with bfloat16 activations and outputs."""
 
 # DeepSeek-V4-Flash where it differs from the demo checkpoint's config.json.
 REAL = {
@@ -129,6 +131,32 @@ def randomise(model: Any) -> int:
     return filled
 
 
+def verify(model: Any) -> float:
+    """Hold the first and the last layer of ours against the torch reference, as vLLM would call them.
+
+    Returns:
+        the larger relative error (norm over norm) of five tokens' outputs.
+    """
+    import torch
+
+    from moet_w2 import reference
+    from moet_w2.layer import W2Layer
+
+    layers = [module for module in model.modules() if isinstance(getattr(module, "w2", None), W2Layer)]
+    worst = 0.0
+    for layer in (layers[0], layers[-1]):
+        w2, device = layer.w2, layer.w2.storage.device
+        made = torch.Generator(device).manual_seed(w2.key)
+        x = torch.randn(5, w2.geometry.hidden, generator=made, device=device).mul(0.5).bfloat16()
+        weights = torch.rand(5, layer.top_k, generator=made, device=device)
+        ids = torch.rand(5, w2.geometry.experts, generator=made, device=device).argsort()[:, : layer.top_k].int()
+        ids = ids.contiguous()
+        found = layer.quant_method.apply(layer, x, weights, ids, None, None).float()
+        expected = reference.moe(w2, x, weights, ids, layer.swiglu_limit).float()
+        worst = max(worst, float((found - expected).norm() / expected.norm()))
+    return worst
+
+
 def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict[str, Any]) -> dict[str, Any]:
     """One engine: its rates for each number of concurrent requests."""
     import random
@@ -138,7 +166,12 @@ def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict
     start = time.perf_counter()
     llm = LLM(model, quantization=None if side == STOCK else "moet_w2", **engine)
     ready = time.perf_counter() - start
-    filled = sum(llm.apply_model(randomise)) if side == STOCK else 0
+    if side == STOCK:
+        checked = {"randomised_bytes": sum(llm.apply_model(randomise))}
+    else:
+        checked = {"error_to_reference": max(llm.apply_model(verify))}
+        if not checked["error_to_reference"] < TOLERANCE:
+            raise SystemExit(f"{side}: the layers are {checked['error_to_reference']:.2e} off the reference")
     noise = random.Random(SEED)
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
     seen: set[int] = set()
@@ -163,7 +196,7 @@ def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict
         pairs = [(generate(count, TOKENS), generate(count, 1)) for _ in range(repeats)]
         rates[str(count)] = summary(count, pairs)
     # Weights that gave no finite numbers would repeat one token for ever.
-    return {"ready_seconds": ready, "randomised_bytes": filled, "distinct_tokens": len(seen), "requests": rates}
+    return {"ready_seconds": ready, **checked, "distinct_tokens": len(seen), "requests": rates}
 
 
 def summary(count: int, pairs: list[tuple[float, float]]) -> dict[str, float]:

@@ -11,8 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import decode_rate
 import gpu_site
 
-from moet_w2 import checkpoint
+from moet_w2 import checkpoint, dummy, reference
 from moet_w2.geometry import LayerGeometry
+from moet_w2.layer import W2Layer
+from moet_w2.placement import Placement
 
 
 def test_the_model_has_real_layers_and_no_weights(tmp_path: Path) -> None:
@@ -83,6 +85,26 @@ def test_stock_weights_become_random_with_small_scales() -> None:
     assert experts.w13_weight_scale.view(torch.uint8).unique().tolist() == [121]
     assert experts.w2_weight_scale.unique().tolist() == [2.0**-6]
     assert not experts.w2_bias.any() and not experts.e_score_correction_bias.any()
+
+
+def test_a_wrong_layer_is_seen() -> None:
+    geometry = LayerGeometry(8, 256, 128)
+
+    class Method:
+        factor = 1.0
+
+        def apply(self, layer, x, weights, ids, *_):
+            return self.factor * reference.moe(layer.w2, x, weights, ids, layer.swiglu_limit)
+
+    model = torch.nn.ModuleList([torch.nn.Module(), torch.nn.Linear(2, 2), torch.nn.Module()])
+    for key, number in ((0, 0), (1, 2)):
+        layer = model[number]
+        layer.w2 = W2Layer(key, geometry, Placement.DEVICE, torch.empty(geometry.nbytes, dtype=torch.uint8))
+        layer.top_k, layer.swiglu_limit, layer.quant_method = 6, 10.0, Method()
+        dummy.fill(layer.w2)
+    assert decode_rate.verify(model) == 0.0
+    model[2].quant_method.factor = 1.02
+    assert decode_rate.verify(model) == pytest.approx(0.02, abs=0.005) and 0.02 > decode_rate.TOLERANCE
 
 
 def test_a_side_that_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch) -> None:
