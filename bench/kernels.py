@@ -62,6 +62,57 @@ def _smoke(args: argparse.Namespace) -> dict[str, Any]:
     return _print_summary(correctness.summary(verdicts))
 
 
+def _speed(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import speed, stock
+
+    print(speed.HEADER)
+    result = speed.measure(args.tokens)
+    print(f"reads {result['read_gb_per_s']}, copy {result['copy_gb_per_s']:.0f} GB/s")
+    print(f"host, microseconds a call: {result['host_microseconds']}")
+    if args.stock:
+        if args.out:  # what is measured is kept, whatever becomes of the rest
+            facts.write(args.out, {"benchmark": "kernels speed", **result})
+        torch.cuda.empty_cache()
+        result["stock"] = stock.compare(args.tokens, args.backends, args.stock_seconds)
+        result["ratio_to_stock"] = stock.ratios(result["tokens"], result["stock"])
+        for tokens, one in result["ratio_to_stock"].items():
+            print(
+                f"{tokens:>6} tokens: {one['ratio']:.2f} times stock ({one['backend']}, {one['microseconds']:.1f} us)"
+            )
+    return result
+
+
+def _stock(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import stock
+
+    result = stock.measure(args.backend, args.tokens)
+    print(f"{result['backend']} ({result['experts']}): {result['microseconds']}")
+    return result
+
+
+def _mapped(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import mapped
+
+    return mapped.measure()
+
+
+def _quick(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import quick
+
+    return quick.measure(args.cubins, args.tokens)
+
+
+def _activations(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import activations, sass
+
+    result = activations.measure()
+    if args.nvdisasm:
+        result["instructions"] = sass.fp8(args.nvcc, args.nvdisasm)
+        for arch, kernels in result["instructions"].items():
+            print(f"{arch}: {kernels}")
+    return result
+
+
 def _print_failure(verdict: Any) -> None:
     if verdict.failures:
         print(f"FAILED {verdict.case}: {'; '.join(verdict.failures)}", flush=True)
@@ -91,7 +142,31 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=0)
     one = command("smoke", _smoke)
     one.add_argument("--broken", choices=("memcheck", "racecheck", "initcheck"), help="run what that checker must find")
+    numbers = {"type": _numbers, "metavar": "N,N,..."}
+    one = command("speed", _speed)
+    one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,32,64,256,2048")
+    one.add_argument("--stock", action="store_true", help="vLLM's own experts over the same calls; needs vLLM")
+    one.add_argument("--backends", type=_names, default="auto,marlin,triton", help="vLLM's backends to try")
+    one.add_argument("--stock-seconds", type=float, default=120, help="most that one backend may take")
+    one = command("stock", _stock)
+    one.add_argument("--backend", default="auto")
+    one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,32,64,256,2048")
+    command("mapped", _mapped)
+    one = command("quick", _quick)
+    one.add_argument("--cubins", type=Path, help="folder of builds, <variant>/<source>.cubin")
+    one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,64,256,2048")
+    one = command("activations", _activations)
+    one.add_argument("--nvcc", default="nvcc")
+    one.add_argument("--nvdisasm", help="also look at what e4m3 instructions compile to, with this disassembler")
     return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ class Prepared:
     reference: exact.Exact
 
 
-def prepare(case: Case, device: str = chain.DEVICE) -> Prepared:
-    """Draw a case's tensors and compute its reference on ``device``."""
+def prepare(case: Case, device: str | None = None) -> Prepared:
+    """Draw a case's tensors and compute its reference on ``device``, by default the kernels'."""
+    device = device or chain.DEVICE
     layer, given = weights(case.geometry, device), cases.inputs(case).to(device)
     return Prepared(case, device, layer.to(chain.DEVICE), given, exact.moe(layer, given, case.limit))
 

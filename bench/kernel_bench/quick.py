@@ -1,0 +1,69 @@
+"""A short look at several builds of the kernels: are they right, and how fast is each GEMM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import cases, chain, correctness, speed, timing, workload
+
+TOKENS = (1, 2, 4, 5, 8, 16, 64, 256, 2048)
+_MOST_TOKENS = 2048
+
+
+def builds(folder: Path | None) -> dict[str, chain.Find]:
+    """The committed kernels, and one build for each folder of ``folder`` that holds cubins (or ``folder`` itself)."""
+    found: dict[str, chain.Find] = {"committed": chain.committed}
+    if folder is None:
+        return found
+    variants = sorted({path.parent for path in folder.glob("**/*.cubin")})
+    if not variants:
+        raise SystemExit(f"{folder} holds no .cubin, nor does a folder in it; name them <variant>/<source>.cubin")
+    return found | {
+        str(one.relative_to(folder)) if one != folder else one.name: chain.from_folder(one) for one in variants
+    }
+
+
+def measure(folder: Path | None, tokens: tuple[int, ...] = TOKENS, repeats: int = 12) -> dict[str, Any]:
+    """Judge some 40 cases, then time both GEMMs, for every build."""
+    finds = builds(folder)
+    failures: dict[str, list[str]] = {name: [] for name in finds}
+    errors: dict[str, float] = dict.fromkeys(finds, 0.0)
+    chosen = [
+        case for case in cases.generate(500)[::10] if case.tokens <= _MOST_TOKENS and case.geometry != cases.REAL[-1]
+    ]
+    for case in chosen:
+        prepared = correctness.prepare(case)
+        for name, find in finds.items():
+            verdict = correctness.judge(prepared, find)
+            errors[name] = max(errors[name], verdict.error)
+            failures[name] += [f"{case}: {failure}" for failure in verdict.failures]
+    for name in finds:
+        print(f"{name}: {len(chosen)} cases, {len(failures[name])} failures, largest error {errors[name]:.2e}")
+        for line in failures[name][:5]:
+            print(f"    {line}")
+    correctness.weights.cache_clear()
+    layers = workload.random_layers()
+    reader = timing.Reader(layers)
+    print(f"reads {reader.ceiling:.0f} GB/s, by blocks a multiprocessor: {_rounded(reader.gb_per_s)}")
+    records = []
+    width = max(map(len, finds))
+    print(f"{'build':{width}}  {speed.HEADER}")
+    for count in tokens:
+        for name, find in finds.items():
+            calls = workload.chains(count, layers, find=find)
+            records.append({"build": name} | speed.record(calls, layers, reader, repeats, compare=name == "committed"))
+            print(f"{name:{width}}  ", end="")
+            speed.print_record(records[-1])
+    return {
+        "cases": len(chosen),
+        "failed": sum(map(len, failures.values())),
+        "failures": failures,
+        "largest_error": errors,
+        "read_gb_per_s": {"ceiling": reader.ceiling, "by_blocks_a_multiprocessor": reader.gb_per_s},
+        "tokens": records,
+    }
+
+
+def _rounded(rates: dict[int, float]) -> dict[int, int]:
+    return {blocks: round(rate) for blocks, rate in rates.items()}
