@@ -49,6 +49,20 @@ def test_a_thread_that_never_touched_cuda_can_call(call) -> None:
     assert torch.equal(found[0], eager)
 
 
+@pytest.mark.parametrize("tokens", [1, 12, 700])
+@pytest.mark.parametrize("by", ["padding", "ids"])
+def test_a_batch_without_a_route_gives_zeros_and_counts_nothing(call, tokens: int, by: str) -> None:
+    """vLLM warms graphs up with batches that are padding from end to end."""
+    x = torch.full((tokens, SHAPE.hidden), float("nan"), dtype=torch.bfloat16, device="cuda")
+    ids = torch.full((tokens, 4), -1 if by == "ids" else 3, dtype=torch.int32, device="cuda")
+    padding = torch.full((tokens,), by == "padding", device="cuda")
+    weights = torch.ones(tokens, 4, device="cuda")
+    call = call._replace(x=x, topk_ids=ids, topk_weights=weights, padding=padding)
+    out = torch.ops.moet_w2.experts(*call)
+    assert out.shape == x.shape and not out.any()
+    assert not call.counts.any()
+
+
 def test_the_current_stream_is_the_one_that_runs_it(call) -> None:
     eager, late = torch.ops.moet_w2.experts(*call), torch.zeros_like(call.x)
     assert eager.count_nonzero()
