@@ -5,28 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from moet_w2.kernels import cubins
+
 from . import cases, chain, correctness, speed, timing, workload
 
 TOKENS = (1, 2, 4, 5, 8, 16, 64, 256, 2048)
 _MOST_TOKENS = 2048
 
 
-def builds(folder: Path | None) -> dict[str, chain.Find]:
-    """The committed kernels, and one build for each folder of ``folder`` that holds cubins (or ``folder`` itself)."""
+def builds(folder: Path | None, capability: tuple[int, int]) -> dict[str, chain.Find]:
+    """The committed kernels, and one build for each folder below ``folder`` that holds cubins.
+
+    Args:
+        folder: builds as ``<name>/<source>.cubin``, or as scripts/kernels.sh writes them,
+            ``<name>/cubins/<architecture>/<source>.cubin``; or None.
+        capability: the GPU's, which picks the architecture.
+    """
     found: dict[str, chain.Find] = {"committed": chain.committed}
     if folder is None:
         return found
-    variants = sorted({path.parent for path in folder.glob("**/*.cubin")})
-    if not variants:
-        raise SystemExit(f"{folder} holds no .cubin, nor does a folder in it; name them <variant>/<source>.cubin")
-    return found | {
-        str(one.relative_to(folder)) if one != folder else one.name: chain.from_folder(one) for one in variants
-    }
+    by_name: dict[str, dict[str, Path]] = {}
+    for path in sorted({path.parent for path in folder.glob("**/*.cubin")}):
+        of_arch = path.name.startswith("sm_")
+        base = path.parent.parent if of_arch else path
+        name = str(base.relative_to(folder)) if base != folder else folder.name
+        by_name.setdefault(name, {})[path.name if of_arch else ""] = path
+    for name, paths in by_name.items():
+        arch = "" if "" in paths else cubins.architecture(capability, list(paths))
+        if arch is not None:
+            found[name] = chain.from_folder(paths[arch])
+    if len(found) == 1:
+        raise SystemExit(f"{folder} holds no cubin for compute capability {capability}; see quick.py for the layout")
+    return found
 
 
 def measure(folder: Path | None, tokens: tuple[int, ...] = TOKENS, repeats: int = 12) -> dict[str, Any]:
     """Judge some 40 cases, then time both GEMMs, for every build."""
-    finds = builds(folder)
+    finds = builds(folder, torch.cuda.get_device_capability())
     failures: dict[str, list[str]] = {name: [] for name in finds}
     errors: dict[str, float] = dict.fromkeys(finds, 0.0)
     chosen = [

@@ -126,14 +126,17 @@ def test_the_whole_speed_run_is_a_result(no_gpu: None, monkeypatch: pytest.Monke
 
 
 def test_quick_takes_builds_from_folders(tmp_path: Path) -> None:
-    for name in ("a/decode.cubin", "a/prefill.cubin", "b/decode.cubin"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    built = ("a/decode.cubin", "a/prefill.cubin", "b/cubins/sm_80/decode.cubin", "b/cubins/sm_90a/decode.cubin")
+    for name in built:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"")
-    assert list(quick.builds(tmp_path)) == ["committed", "a", "b"]
-    assert list(quick.builds(tmp_path / "b")) == ["committed", "b"] and list(quick.builds(None)) == ["committed"]
+    assert list(quick.builds(tmp_path, (9, 0))) == ["committed", "a", "b"]
+    assert list(quick.builds(tmp_path / "a", (9, 0))) == list(quick.builds(tmp_path, (12, 0))) == ["committed", "a"]
+    assert list(quick.builds(tmp_path / "b", (9, 0))) == ["committed", "b"]
+    assert list(quick.builds(None, (9, 0))) == ["committed"]
     (tmp_path / "none").mkdir()
-    with pytest.raises(SystemExit, match="holds no .cubin"):
-        quick.builds(tmp_path / "none")
+    with pytest.raises(SystemExit, match="holds no cubin for compute capability"):
+        quick.builds(tmp_path / "none", (9, 0))
 
 
 def test_quick_reports_every_build(
@@ -145,7 +148,8 @@ def test_quick_reports_every_build(
 
     case = quick.cases.Case(0, SMALL, 12, 3, "base", "uniform", 10.0, 0.1)
     builds = {"committed": chain.committed, "wrong": kernel_emulator.find(spoil)}
-    monkeypatch.setattr(quick, "builds", lambda folder: builds)
+    monkeypatch.setattr(quick, "builds", lambda folder, capability: builds)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(quick.cases, "generate", lambda count: [case])
     result = quick.measure(None, (1, 5), repeats=1)
     assert [(one["build"], one["tokens"]) for one in result["tokens"]] == [
