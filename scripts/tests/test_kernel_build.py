@@ -18,7 +18,7 @@ import kernel_toolkit
 import kernel_trees
 import pins
 import pytest
-from build_errors import MISSING, BuildError
+from build_errors import FAILED, MISSING, OK, BuildError
 from kernel_sources import Job
 from kernel_toolkit import Compiler
 
@@ -270,3 +270,22 @@ def test_another_compiler_or_format_is_named(tree: Path) -> None:
     assert stale(tree) == [f"MANIFEST.json: format 0, wanted {kernel_manifest.FORMAT}"]
     (tree / "kernels" / "MANIFEST.json").unlink()
     assert stale(tree) == ["MANIFEST.json: missing; run `make kernels`"]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_command_says_what_it_did_and_fails_on_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = kernel_trees.make(tmp_path, add=kernel_trees.ADD)
+    text = (pins.ROOT / "pins.toml").read_text()
+    (root / "pins.toml").write_text(re.sub(r"kernel_architectures = .*", 'kernel_architectures = ["sm_80"]', text))
+    assert kernel_build.main([], root) == OK
+    assert re.search(r"^sm_80/add +[\d,]+ bytes, 1 kernels, <= \d+ registers$", capsys.readouterr().out, re.MULTILINE)
+    assert kernel_build.main([], root) == OK
+    assert "kernels: 0 compiled by nvcc" in capsys.readouterr().out
+    assert kernel_build.main(["--check"], root) == OK
+    assert "every cubin is what its source gives" in capsys.readouterr().out
+    (root / "kernels" / "src" / "add.cu").write_text(kernel_trees.ADD.replace("1", "2"))
+    assert kernel_build.main(["--check"], root) == FAILED
+    assert "sm_80/add: made from other inputs; changed: kernels/src/add.cu" in capsys.readouterr().err
+    (root / "kernels" / "src" / "add.cu").unlink()
+    assert kernel_build.main([], root) == FAILED
+    assert "has no sources" in capsys.readouterr().err
