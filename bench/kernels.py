@@ -6,7 +6,7 @@
     python bench/kernels.py stock --backend NAME        vLLM's own experts alone
     python bench/kernels.py mapped                      the same over planes in host memory
     python bench/kernels.py quick [--cubins DIR]        a small check and the speed of several builds side by side
-    python bench/kernels.py activations                 what e4m3 activations would cost in accuracy; needs no GPU
+    python bench/kernels.py activations [--sass]        what e4m3 activations would cost in accuracy; needs no GPU
 
 Each takes ``--out FILE`` for a result file. Where the package is not installed: PYTHONPATH=runtime_ext/src.
 """
@@ -106,8 +106,8 @@ def _activations(args: argparse.Namespace) -> dict[str, Any]:
     from kernel_bench import activations, sass
 
     result = activations.measure()
-    if args.nvdisasm:
-        result["instructions"] = sass.fp8(args.nvcc, args.nvdisasm)
+    if args.sass:
+        result["instructions"] = sass.fp8()
         for arch, kernels in result["instructions"].items():
             print(f"{arch}: {kernels}")
     return result
@@ -156,8 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--cubins", type=Path, help="folder of builds, <variant>/<source>.cubin")
     one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,64,256,2048")
     one = command("activations", _activations)
-    one.add_argument("--nvcc", default="nvcc")
-    one.add_argument("--nvdisasm", help="also look at what e4m3 instructions compile to, with this disassembler")
+    one.add_argument("--sass", action="store_true", help="also what e4m3 compiles to; needs nvcc and nvdisasm on PATH")
     return parser
 
 

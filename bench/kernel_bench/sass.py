@@ -13,14 +13,14 @@ ARCHITECTURES = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 """Those of the kernels' that have e4m3 at all."""
 
 
-def fp8(nvcc: str, nvdisasm: str) -> dict[str, dict[str, dict[str, int]]]:
+def fp8() -> dict[str, dict[str, dict[str, int]]]:
     """Architecture -> kernel of the probe -> matrix and conversion instructions, with how often each occurs."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for arch in ARCHITECTURES:
             cubin = Path(folder) / f"{arch}.cubin"
-            subprocess.run([nvcc, "-cubin", "-O3", f"-arch={arch}", "-o", cubin, PROBE], check=True)
-            text = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True).stdout
+            subprocess.run(["nvcc", "-cubin", "-O3", f"-arch={arch}", "-o", cubin, PROBE], check=True)
+            text = subprocess.run(["nvdisasm", "-c", cubin], check=True, capture_output=True, text=True).stdout
             found[arch] = count(text)
     return found
 
