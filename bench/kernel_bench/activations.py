@@ -4,10 +4,10 @@ Both against float64 on the same data: one expert's two GEMMs of the real geomet
 The kernels take activations as one or the other in both GEMMs; products are exact in either and sums are float32, so
 what differs is the rounding of the operands, which is what is emulated here.
 
-The choice is bfloat16 (bench/results/kernels_activations.json). e4m3 makes 13 to 30 times its error, far above the 3e-3 that
-the kernels are held to, whatever the scale. And it would buy no speed where speed was measured: sm_90a and sm_100a
-have no e4m3 form of mma.sync, the compiler unpacks both operands to float16 and issues two float16 instructions in
-its place (:mod:`sass`); only sm_89 and sm_120a have one. At few tokens memory is the limit in either case.
+The choice is bfloat16 (bench/results/kernels_activations.json): e4m3 makes 13 to 30 times its error, far above the
+3e-3 that the kernels are held to, whatever the scale. Nor would it be faster everywhere: sm_90a and sm_100a have no
+e4m3 form of mma.sync; the compiler unpacks both operands to float16 and issues two float16 instructions in its place
+(:mod:`kernel_bench.sass`). Only sm_89 and sm_120a have one, and at few tokens memory is the limit on them too.
 """
 
 from __future__ import annotations
