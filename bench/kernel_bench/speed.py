@@ -109,6 +109,29 @@ def host(layer: torch.Tensor) -> dict[str, float]:
     return {"operator": timing.host_microseconds(operator), "launches": timing.host_microseconds(chain.run)}
 
 
+def targets(records: list[dict[str, Any]], ratios: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """What was aimed at and what was reached, by name; ``reached`` is the worst of its cases, None where none ran.
+
+    Args:
+        records: of :func:`record`.
+        ratios: of :func:`kernel_bench.stock.ratios`, or None.
+    """
+    few = [one for one in records if one["tier"] == "base" and one["tokens"] <= 8]
+    shares = [one["share_of_ceiling"][gemm] for one in few for gemm in ("gemm13", "gemm2")]
+    ratio = {int(tokens): one["ratio"] for tokens, one in (ratios or {}).items()}
+    found = {
+        "share_of_ceiling_of_each_gemm_to_8_tokens": (0.75, shares),
+        "times_stock_to_8_tokens": (1.6, [value for tokens, value in ratio.items() if tokens <= 8]),
+        "times_stock_at_2048_tokens": (1.0, [value for tokens, value in ratio.items() if tokens == 2048]),
+    }
+    return {name: _target(least, values) for name, (least, values) in found.items()}
+
+
+def _target(least: float, values: list[float]) -> dict[str, Any]:
+    reached = min(values, default=None)
+    return {"at_least": least, "reached": reached, "met": None if reached is None else reached >= least}
+
+
 HEADER = (
     "tokens  tier  experts   gemm13 us  ceiling  read    gemm2 us  ceiling  read    chain us  ceiling   "
     "routing  combine us"

@@ -179,6 +179,18 @@ def test_ratios_take_the_fastest_backend_that_ran() -> None:
     assert stock.fastest({"triton": {"error": "x"}}, 1) is None
 
 
+def test_targets_are_met_by_the_worst_case_alone() -> None:
+    shares = {(1, "base"): (0.9, 0.76), (8, "base"): (0.8, 0.8), (16, "base"): (0.1, 0.1), (5, "fp4"): (0.1, 0.1)}
+    records = [
+        {"tokens": tokens, "tier": tier, "share_of_ceiling": {"gemm13": one, "gemm2": two}}
+        for (tokens, tier), (one, two) in shares.items()
+    ]
+    found = speed.targets(records, {"1": {"ratio": 2.0}, "8": {"ratio": 1.5}, "16": {"ratio": 0.1}})
+    assert [(one["reached"], one["met"]) for one in found.values()] == [(0.76, True), (1.5, False), (None, None)]
+    records[0]["share_of_ceiling"]["gemm2"] = 0.74
+    assert [one["met"] for one in speed.targets(records, None).values()] == [False, None, None]
+
+
 def test_a_backend_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
