@@ -2,12 +2,14 @@
 
 import errno
 import json
+import logging
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -19,7 +21,7 @@ import pytest
 import torch
 from generators import TINY, device_layer, filled_layer, write_checkpoint
 
-from moet_w2 import checkpoint, codebook
+from moet_w2 import checkpoint, cli, codebook
 from moet_w2.cache import admin, key, layout
 from moet_w2.cache.eligibility import Miss, judge
 from moet_w2.cache.key import CacheKey
@@ -33,7 +35,7 @@ from moet_w2.layer import Shard, W2Layer
 from moet_w2.placement import Placement
 from moet_w2.topology import Locality
 
-KEY = CacheKey("checkpoint-a", TINY, Shard(), 2)
+KEY = CacheKey("checkpoint-a", TINY, Shard(), 2, source="/models/a")
 
 
 @pytest.fixture
@@ -191,16 +193,35 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_a_miss_with_its_own_word_and_is_mended_by_publishing_again(root: Path, fault: str) -> None:
+def test_a_fault_is_a_miss_with_its_own_word_and_is_mended_by_the_next_start(root: Path, fault: str, caplog) -> None:
+    """Through a whole start: the log says which and why, the layer is built, and the next start reads it."""
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
     break_it, word = FAULTS[fault]
     break_it(root)
     miss, layer = read_back(root)
     assert miss == word and not layer.complete
-    if word is Miss.FOREIGN_FOLDER:
-        layout.folder(root, KEY).unlink()
-    publish(root, KEY, filled_layer(TINY)[0])
+    start_over(root)
+    told = Miss.NO_PAYLOAD if word is Miss.NO_FOLDER else word  # a start makes its folder
+    assert f"1 layers are built from the checkpoint ({told}): [0]" in caplog.text
     miss, layer = read_back(root)
-    assert miss is None and torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+    if word is Miss.FOREIGN_FOLDER:
+        # Nothing is written where a link leads, not even to mend it.
+        assert miss is word and "a cache folder must not be a symbolic link" in caplog.text
+        assert [path.name for path in (root.parent / "elsewhere").glob(".*")] == []
+    else:
+        assert miss is None and torch.equal(layer.storage, filled_layer(TINY)[0].storage)
+
+
+def start_over(root: Path, key: CacheKey = KEY) -> W2Layer:
+    """A start of one layer: read it, or build and keep it."""
+    session, layer = Session(root, key), device_layer(key.geometry)
+    session.fill([layer])
+    if not layer.complete:
+        for place, tensor in filled_layer(key.geometry)[1].items():
+            layer.put(*place, tensor)
+    session.built(layer)
+    session.close()
+    return layer
 
 
 def test_words_are_all_different_and_all_tested() -> None:
@@ -209,10 +230,69 @@ def test_words_are_all_different_and_all_tested() -> None:
     assert {word for _, word in FAULTS.values()} | elsewhere == set(Miss)
 
 
-def test_permissions(root: Path, monkeypatch) -> None:
-    # Root may read everything, so the answer of the kernel is replaced.
-    monkeypatch.setattr(os, "access", lambda *args: False)
-    assert judge(root, KEY, [0]) == {0: Miss.UNREADABLE}
+STALE = {
+    "another checkpoint": lambda monkeypatch: replace(KEY, checkpoint="checkpoint-b"),
+    "another quantizer": lambda monkeypatch: monkeypatch.setattr(codebook, "QUANTIZER_ABI", 99),
+    "another zero mode": lambda monkeypatch: monkeypatch.setattr(codebook, "ZERO_MODE", "another"),
+    "another rank": lambda monkeypatch: replace(KEY, shard=Shard(1, 2)),
+}
+DIFFERENCES = {
+    "another checkpoint": "checkpoint checkpoint-a, here checkpoint-b",
+    "another quantizer": f"quantizer_abi {codebook.QUANTIZER_ABI}, here 99",
+    "another zero mode": f"zero_mode {codebook.ZERO_MODE[:12]}, here another",
+    "another rank": "tp_rank 0, here 1, tp_size 1, here 2",
+}
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_a_stale_key_is_told_with_what_changed_and_the_layer_is_built(
+    root: Path, monkeypatch, caplog, change: str
+) -> None:
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
+    before = payload(root)
+    key = STALE[change](monkeypatch) or replace(KEY)
+    session, layer = Session(root, key), device_layer(TINY)
+    session.fill([layer])
+    assert not layer.complete and session.misses == {0: Miss.NO_PAYLOAD}
+    session.close()
+    assert f"{before.parent} is of another key: {DIFFERENCES[change]}" in caplog.text
+    start_over(root, key)
+    assert judge(root, key, [0]) == {0: None}
+    assert before.is_file()  # the stale one is left to moet cache prune
+
+
+@pytest.mark.parametrize("forbid", ["the payload", "the sidecar", "the folder"])
+def test_permissions(forbid: str, caplog) -> None:
+    """As a user who may not read: root may everything, so a child gives that up."""
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        root = Path(folder)
+        publish(root, KEY, filled_layer(TINY)[0])
+        directory = layout.folder(root, KEY)
+        target = {"the payload": payload(root), "the sidecar": sidecar(root), "the folder": directory}[forbid]
+        target.chmod(0)
+        for path in (root, directory):
+            path.chmod(0o755 if path != target else 0)
+        reader, writer = os.pipe()
+        layer = device_layer(TINY)
+
+        def start_as_another() -> None:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            logging.getLogger("vllm.moet_w2.cache").addHandler(logging.StreamHandler(os.fdopen(writer, "w")))
+            session = Session(root, KEY)
+            session.fill([layer])
+
+        os.waitpid(in_child(start_as_another), 0)
+        os.close(writer)
+        with os.fdopen(reader) as file:
+            log = file.read()
+        for path in (directory, target):
+            path.chmod(0o755)
+    assert "1 layers are built from the checkpoint (unreadable): [0]" in log
+    assert "cannot be written ([Errno 13] Permission denied" in log or os.getuid()
 
 
 def test_a_read_that_fails_half_way_leaves_an_incomplete_layer(root: Path, monkeypatch) -> None:
@@ -237,7 +317,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_a_read_error(root: Path, monkey
 # ---- eligibility is cheap
 
 
-def test_eligibility_of_real_sized_layers_is_quick_and_opens_no_payload(tmp_path: Path) -> None:
+def test_eligibility_of_real_sized_layers_is_quick_and_reads_sidecars_alone(tmp_path: Path) -> None:
     real = CacheKey("big", LayerGeometry(256, 4096, 2048), Shard(), 46)
     directory = layout.folder(tmp_path, real)
     directory.mkdir()
@@ -247,17 +327,28 @@ def test_eligibility_of_real_sized_layers_is_quick_and_opens_no_payload(tmp_path
         os.truncate(path, layout.HEAD + real.geometry.nbytes)  # sparse
         sidecar = layout.Sidecar(real.digest, layer, real.geometry.nbytes, "0" * 64)
         layout.sidecar_path(directory, layer).write_text(sidecar.to_json())
+    sidecars = sum(path.stat().st_size for path in directory.glob("*.json"))
     opened: list[str] = []
     watching = True
     sys.addaudithook(lambda event, args: watching and event == "open" and opened.append(str(args[0])))
+    before = bytes_read()
+    asking = bytes_read() - before
+    before = bytes_read()
     start = time.perf_counter()
     verdicts = judge(tmp_path, real, range(46))
     seconds = time.perf_counter() - start
+    read = bytes_read() - before - asking
     watching = False
     assert set(verdicts.values()) == {None} and len(verdicts) == 46
     assert seconds < 0.1
     assert len([name for name in opened if name.endswith(".json")]) == 46
     assert not [name for name in opened if name.endswith(".w2")]
+    assert read == pytest.approx(sidecars, abs=64)
+
+
+def bytes_read() -> int:
+    """Bytes that this thread's read calls have returned, by the kernel's own count."""
+    return int(Path("/proc/thread-self/io").read_text().split()[1])
 
 
 # ---- publication and crashes
@@ -392,6 +483,40 @@ def test_two_writers_and_a_reader_at_once(tmp_path: Path) -> None:
     assert never_wrong(tmp_path, layer.storage)
 
 
+def test_two_servers_start_on_one_empty_cache(tmp_path: Path) -> None:
+    """Two processes that build and publish the same layers at once; a third start reads them all."""
+    built = []
+    for number in range(4):
+        layer, _ = filled_layer(BIG, seed=number)
+        layer.key = number
+        built.append(layer)
+    # Made before the forks: torch's own threads are not there in a child.
+    empty = [device_layer(BIG, layer.key) for layer in built]
+    go_reader, go_writer = os.pipe()
+
+    def first_start() -> None:
+        session = Session(tmp_path, BIG_KEY)
+        os.read(go_reader, 1)
+        session.fill(empty)
+        for layer in built:
+            session.built(layer)
+        session.close()
+
+    children = [in_child(first_start) for _ in range(2)]
+    time.sleep(0.2)  # until both wait
+    os.write(go_writer, b"go")
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
+    os.close(go_reader)
+    os.close(go_writer)
+    third, layers = Session(tmp_path, BIG_KEY), [device_layer(BIG, layer.key) for layer in built]
+    third.fill(layers)
+    assert third.misses == {}
+    assert all(torch.equal(layer.storage, source.storage) for layer, source in zip(layers, built, strict=True))
+    third.close()
+    assert admin.verify(admin.find(tmp_path, "")) == []
+    assert not list(tmp_path.glob(f"*/{layout.TEMPORARY}*"))
+
+
 def test_a_living_writers_temporary_file_is_left_alone(root: Path) -> None:
     directory = layout.folder(root, KEY)
     stale = directory / f"{layout.TEMPORARY}layer-001.w2-1-dead"
@@ -508,16 +633,29 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_server(tmp_path: Path,
     assert f"layer 0 was not published: [Errno {code}]" in caplog.text
 
 
-def test_a_read_only_cache_is_read_all_the_same(root: Path, monkeypatch, caplog) -> None:
-    def refuse(directory):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+def test_a_read_only_cache_is_read_all_the_same_and_told(tmp_path: Path, caplog) -> None:
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
+    source, layers = filled_layer(TINY)[0], [device_layer(TINY, 0), device_layer(TINY, 1)]
 
-    monkeypatch.setattr(admin, "hold", refuse)
-    session = Session(root, KEY)
-    layer = device_layer(TINY, 0)
-    session.fill([layer])
-    assert layer.complete and "is read-only here" in caplog.text
-    session.close()
+    def work() -> object:
+        own_mounts.mount("tmpfs", tmp_path)
+        publish(tmp_path, KEY, source)
+        own_mounts.mount("tmpfs", tmp_path, flags=own_mounts.REMOUNT | own_mounts.READ_ONLY)
+        session = Session(tmp_path, KEY)
+        session.fill(layers)
+        complete = [layer.complete for layer in layers]
+        equal = bytes(layers[0].storage.numpy()) == bytes(source.storage.numpy())
+        layers[1].adopt()  # as if built
+        session.built(layers[1])
+        session.close()
+        found = admin.find(tmp_path, "")
+        return complete, equal, found.layers, found.in_use, caplog.text
+
+    text = own_mounts.run(work)
+    assert text.startswith("([True, False], True, (0,), False, ")
+    assert "cannot be written ([Errno 30] Read-only file system" in text
+    assert "1 layers are built from the checkpoint (no-payload): [1]" in text
+    assert "was not published" not in text
 
 
 # ---- moet cache
@@ -541,6 +679,43 @@ def test_verify_finds_one_flipped_bit_anywhere(root: Path, offset: int) -> None:
     flip(payload(root), offset)
     problems = admin.verify(admin.find(root, ""))
     assert len(problems) == 1 and str(payload(root)) in problems[0]
+
+
+def test_the_command(root: Path, tmp_path: Path, capsys) -> None:
+    def moet(*words: object) -> tuple[int, str, str]:
+        code = cli.main(["cache", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    name = layout.folder(root, KEY).name
+    code, out, _ = moet("ls", root)
+    assert code == 0 and out.startswith(f"{name}  1 of 2 layers, ")
+    assert f"quantizer {codebook.QUANTIZER_ABI}, checkpoint checkpoint-a (/models/a), used just now" in out
+    (tmp_path / "copy").mkdir()
+    assert moet("export", root, name, tmp_path / "copy")[:2] == (0, f"{tmp_path}/copy/{name}\n")
+    code, out, err = moet("verify", root, name[:4])
+    assert code == 0 and "1 layers verified" in out and "verify: 0.00 of 0.00 GiB (1 layers)" in err
+    flip(payload(root), WHOLE - 1)
+    code, out, err = moet("verify", root, name[:4])
+    assert code == 1 and str(payload(root)) in err and out == ""
+    with admin.hold(layout.folder(root, KEY)):
+        code, out, err = moet("prune", root, name)
+        assert code == 2 and "is in use by a running server; stop it first" in err and payload(root).exists()
+        assert "in use" in moet("ls", root)[1]
+    assert moet("prune", root, name)[0] == 0 and not payload(root).exists()
+    assert moet("ls", tmp_path / "none")[0] == 2
+
+
+def test_a_folder_that_was_removed_while_it_was_opened_is_not_used(root: Path, monkeypatch) -> None:
+    directory, real = layout.folder(root, KEY), admin._open_lock
+
+    def open_and_lose(path: Path) -> int:
+        file = real(path)
+        shutil.rmtree(path)  # as prune of another process does between open and flock
+        return file
+
+    monkeypatch.setattr(admin, "_open_lock", open_and_lose)
+    with pytest.raises(CacheError, match="is being removed"), admin.hold(directory):
+        pass
 
 
 def test_verify_finds_a_payload_that_nobody_vouches_for(root: Path) -> None:

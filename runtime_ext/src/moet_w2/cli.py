@@ -6,10 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from . import audit, checkpoint, recipe, serve
-from .cache import admin
+from . import audit, checkpoint, recipe, serve, sim
+from .cache import commands as cache_commands
 from .errors import MoetError
 
 
@@ -47,21 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("path", help="audit file")
     verb.add_argument("--recipe", required=True, help="recipe file")
     verb.set_defaults(run=_check_audit)
-    caching = commands.add_parser("cache", help="look after the cache of ready planes")
-    verbs = caching.add_subparsers(required=True, metavar="VERB")
-    for name, run, what in (
-        ("ls", _list_caches, "list what is there"),
-        ("verify", _verify_cache, "read every payload and hold it against its digest"),
-        ("prune", _prune_cache, "remove one, unless a server uses it"),
-        ("export", _export_cache, "copy one to another folder, whole or not at all"),
-    ):
-        verb = verbs.add_parser(name, help=what)
-        verb.add_argument("root", type=Path, help="the folder in VLLM_MOE_W2_PLANES_CACHE")
-        if name != "ls":
-            verb.add_argument("name", help="the beginning of a cache's name, as ls prints it")
-        if name == "export":
-            verb.add_argument("target", type=Path, help="folder to copy it to")
-        verb.set_defaults(run=run)
+    cache_commands.add_parser(commands)
+    sim.add_parser(commands)
     return parser
 
 
@@ -102,40 +88,6 @@ def _check_audit(args: argparse.Namespace) -> int:
     if not problems:
         print("the audit agrees with the recipe")
     return 1 if problems else 0
-
-
-def _list_caches(args: argparse.Namespace) -> int:
-    for entry in admin.entries(args.root):
-        key = entry.key
-        used = "in use" if entry.in_use else f"used {admin.age(entry.used_unix)}"
-        print(
-            f"{entry.directory.name}  {len(entry.layers)} of {key.get('layers', '?')} layers, {entry.nbytes:,} bytes, "
-            f"rank {key.get('tp_rank', '?')} of {key.get('tp_size', '?')}, "
-            f"checkpoint {str(key.get('checkpoint', '?'))[:12]}, {used}"
-        )
-    return 0
-
-
-def _verify_cache(args: argparse.Namespace) -> int:
-    entry = admin.find(args.root, args.name)
-    problems = admin.verify(entry)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    if not problems:
-        print(f"{entry.directory}: {len(entry.layers)} layers verified")
-    return 1 if problems else 0
-
-
-def _prune_cache(args: argparse.Namespace) -> int:
-    entry = admin.find(args.root, args.name)
-    admin.prune(entry)
-    print(f"{entry.directory}: removed, {entry.nbytes:,} bytes")
-    return 0
-
-
-def _export_cache(args: argparse.Namespace) -> int:
-    print(admin.export(admin.find(args.root, args.name), args.target))
-    return 0
 
 
 if __name__ == "__main__":

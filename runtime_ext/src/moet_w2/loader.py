@@ -6,13 +6,16 @@ import re
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm.config import LoadConfig, ModelConfig
+from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from . import runtime
+from .cache import phases
 from .config import LOAD_FORMAT
 from .errors import UnsupportedError
 
@@ -22,15 +25,30 @@ _EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")
 class MoetLoader(DefaultModelLoader):
     """vLLM's own loader, which leaves out the expert tensors of layers that are complete already.
 
-    They are left out before they are read: their names come from the shards' headers.
+    They are left out before they are read: their names come from the shards' headers. Layers that are built on the
+    way are handed to the cache as soon as they are complete, so that a start that is cut short has not been in vain.
     """
+
+    nbytes_read = 0
+    """Bytes of the checkpoint tensors that the last model was handed."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(replace(load_config, load_format="auto"))
 
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> torch.nn.Module:
+        worker = resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls)
+        phases.attach(worker, phases.of_process(), _settle, _tell)
+        return super().load_model(vllm_config, model_config, prefix)
+
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         runtime.get().fill_from_cache()
-        super().load_weights(model, model_config)
+        # The draft model, where there is one, is loaded by a second call.
+        started = phases.of_process()
+        rest = "draft rest" if "target rest" in started.seconds else "target rest"
+        self.nbytes_read = 0
+        with started.measure(rest):
+            super().load_weights(model, model_config)
+        started.facts.setdefault("checkpoint_bytes_read", {})[rest] = self.nbytes_read
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
@@ -47,20 +65,71 @@ class MoetLoader(DefaultModelLoader):
                 f"--load-format {LOAD_FORMAT} reads safetensors checkpoints only: {source.model_or_path}"
             )
         self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()
+        last = None
         for file in sorted(files):
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():
-                    if not is_covered(name):
-                        yield source.prefix + name, shard.get_tensor(name)
+                    if not is_wanted(name):
+                        continue
+                    if layer_of(name) != last:
+                        last = layer_of(name)
+                        _keep_what_is_complete()
+                    tensor = shard.get_tensor(name)
+                    self.nbytes_read += tensor.nbytes
+                    yield source.prefix + name, tensor
+        _keep_what_is_complete()
 
 
-def is_covered(name: str) -> bool:
-    """Whether a checkpoint tensor belongs to routed experts whose layer is complete in this process."""
+def layer_of(name: str) -> int | None:
+    """Key of the layer that a checkpoint tensor of routed experts belongs to; None for every other tensor."""
     match = _EXPERT.match(name)
     if match is None:
-        return False
+        return None
+    return int(match.group(2)) + (runtime.get().plan.target_layers if match.group(1) == "mtp" else 0)
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a checkpoint tensor is to be read at all.
+
+    Tensors of routed experts are not where their layer is complete, nor where this process has W2 layers but not (yet)
+    this one: a draft layer before the draft model is built, or one that is not served.
+    """
+    key = layer_of(name)
+    layers = runtime.get().layers
+    if key is None or not layers:
+        return True
+    return key in layers and not layers[key].complete
+
+
+def _keep_what_is_complete() -> None:
     here = runtime.get()
-    key = int(match.group(2)) + (here.plan.target_layers if match.group(1) == "mtp" else 0)
-    layer = here.layers.get(key)
-    # A draft layer that is not built yet in this process is not covered by anything, and neither is it wanted.
-    return layer is not None and layer.complete
+    if here.cache is not None:
+        for layer in here.layers.values():
+            if layer.complete:
+                here.cache.built(layer)
+
+
+def _settle() -> None:
+    cache = runtime.get().cache
+    if cache is not None:
+        cache.wait()
+
+
+def _tell() -> None:
+    here, started = runtime.get(), phases.of_process()
+    started.facts |= _layers(here)
+    for phase, seconds in ({} if here.cache is None else here.cache.seconds).items():
+        started.add(phase, seconds)
+    started.tell(here.audit.path)
+
+
+def _layers(here: runtime.W2Runtime) -> dict[str, Any]:
+    """How many layers came from where, and why."""
+    facts: dict[str, Any] = {
+        "layers": len(here.layers),
+        "layer_bytes": sum(x.geometry.nbytes for x in here.layers.values()),
+    }
+    if here.cache is not None:
+        facts["from_cache"] = sorted(here.cache.hits)
+        facts["built"] = {str(key): str(miss) for key, miss in sorted(here.cache.misses.items())}
+    return facts

@@ -8,16 +8,20 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CacheError
-from . import layout, publish
+from . import layout
+from .key import CacheKey
+from .load import WORKERS
 
 _CHUNK = 16 << 20
+_REMOVED = "cache {} is being removed; start again when that is done"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ def hold(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CacheError(f"cache {directory} is being removed; start again when that is done") from None
+            raise CacheError(_REMOVED.format(directory)) from None
+        if not os.fstat(file).st_nlink:  # removed between the two calls above
+            raise CacheError(_REMOVED.format(directory))
         os.utime(file)
         yield
     finally:
@@ -84,19 +90,38 @@ def find(root: Path, name: str) -> Entry:
     return matching[0]
 
 
-def verify(entry: Entry) -> list[str]:
-    """Read every payload and hold it against its head and its sidecar; one line for each that is wrong."""
-    problems = []
-    for layer in layout.layers_in(entry.directory):
+def other_keys(root: Path, key: CacheKey) -> dict[Path, list[str]]:
+    """Cache folders of other keys, the one used last first, each with how its key differs."""
+    return {
+        entry.directory: [
+            f"{name} {_short(entry.key.get(name))}, here {_short(value)}"
+            for name, value in key.document.items()
+            if entry.key.get(name) != value
+        ]
+        for entry in entries(root)
+        if entry.directory.name != layout.folder(root, key).name
+    }
+
+
+def verify(entry: Entry, progress: Callable[[int], None] = lambda nbytes: None) -> list[str]:
+    """Read every payload and hold it against its head and its sidecar; one line for each that is wrong.
+
+    Args:
+        entry: the cache.
+        progress: told of every read, in bytes; called from several threads.
+    """
+
+    def check(layer: int) -> str | None:
         path = layout.payload_path(entry.directory, layer)
         try:
             sidecar = layout.Sidecar.from_json(layout.sidecar_path(entry.directory, layer).read_text())
-            found = _verify_payload(path, sidecar)
+            found = _verify_payload(path, sidecar, progress)
         except (OSError, ValueError) as error:
             found = f"cannot be verified ({error})"
-        if found:
-            problems.append(f"{path}: {found}")
-    return problems
+        return f"{path}: {found}" if found else None
+
+    with ThreadPoolExecutor(WORKERS) as threads:
+        return [problem for problem in threads.map(check, layout.layers_in(entry.directory)) if problem]
 
 
 def prune(entry: Entry) -> None:
@@ -118,8 +143,13 @@ def prune(entry: Entry) -> None:
         os.close(file)
 
 
-def export(entry: Entry, target: Path) -> Path:
+def export(entry: Entry, target: Path, progress: Callable[[int], None] = lambda nbytes: None) -> Path:
     """Copy a folder to another root, whole or not at all; the copy.
+
+    Args:
+        entry: the cache.
+        target: the other root.
+        progress: see :func:`verify`, which comes first.
 
     Raises:
         CacheError: something stands in the way, or the cache does not verify.
@@ -127,7 +157,7 @@ def export(entry: Entry, target: Path) -> Path:
     destination = target / entry.directory.name
     if destination.exists():
         raise CacheError(f"{destination} exists; remove it or export elsewhere")
-    if problems := verify(entry):
+    if problems := verify(entry, progress):
         raise CacheError(f"not exported: {problems[0]}")
     staging = target / f"{layout.TEMPORARY}{entry.directory.name}-{os.getpid()}"
     try:
@@ -139,10 +169,11 @@ def export(entry: Entry, target: Path) -> Path:
 
 
 def _entry(directory: Path) -> Entry:
-    publish.remove_leftovers(directory)
     try:
         key = json.loads((directory / layout.KEY_FILE).read_text())
-    except ValueError:
+    except (OSError, ValueError):
+        key = {}
+    if not isinstance(key, dict):
         key = {}
     layers = tuple(n for n in layout.layers_in(directory) if layout.sidecar_path(directory, n).is_file())
     lock = directory / layout.IN_USE
@@ -173,7 +204,7 @@ def _open_lock(directory: Path) -> int:
     return os.open(directory / layout.IN_USE, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def _verify_payload(path: Path, sidecar: layout.Sidecar) -> str | None:
+def _verify_payload(path: Path, sidecar: layout.Sidecar, progress: Callable[[int], None]) -> str | None:
     with path.open("rb") as file:
         if not layout.head_is(file.read(layout.HEAD), sidecar.key, sidecar.layer, sidecar.nbytes):
             return "its head block is not the one that was written"
@@ -181,11 +212,17 @@ def _verify_payload(path: Path, sidecar: layout.Sidecar) -> str | None:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             count += len(chunk)
+            progress(len(chunk))
     if count != sidecar.nbytes:
         return f"holds {count:,} bytes, its sidecar vouches for {sidecar.nbytes:,}"
     if digest.hexdigest() != sidecar.sha256:
         return "its bytes are not the ones that its sidecar vouches for"
     return None
+
+
+def _short(value: Any) -> str:
+    """A value of a key; a digest by its beginning."""
+    return str(value)[:12]
 
 
 def age(unix: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ class CacheKey:
         geometry: one layer on this rank.
         shard: this rank's share.
         layers: number of W2 layers that the checkpoint holds, drafts included.
+        source: where the checkpoint lay, for a person; no part of the key.
     """
 
     checkpoint: str
     geometry: LayerGeometry
     shard: Shard
     layers: int
+    source: str = field(default="", compare=False)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -58,7 +60,9 @@ class CacheKey:
 
 def make(report: CheckpointReport, geometry: LayerGeometry, shard: Shard) -> CacheKey:
     """The key of a checkpoint's layers on one rank."""
-    return CacheKey(identity(report.path), geometry, shard, report.target_layers + report.draft_layers)
+    return CacheKey(
+        identity(report.path), geometry, shard, report.target_layers + report.draft_layers, str(report.path)
+    )
 
 
 def identity(folder: Path) -> str:

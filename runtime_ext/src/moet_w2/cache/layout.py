@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -47,6 +48,19 @@ class Sidecar:
 def folder(root: Path, key: CacheKey) -> Path:
     """The folder of a key. Its name is the start of the digest; the whole digest stands inside."""
     return root / key.digest[:24]
+
+
+def make_folder(root: Path, key: CacheKey) -> Path:
+    """The folder of a key, made where it is not there.
+
+    Raises:
+        OSError: it cannot be made, or is a link: that could lead out of the cache root, to files that are not ours.
+    """
+    directory = folder(root, key)
+    directory.mkdir(parents=True, exist_ok=True)
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, "a cache folder must not be a symbolic link", str(directory))
+    return directory
 
 
 def payload_path(directory: Path, layer: int) -> Path:

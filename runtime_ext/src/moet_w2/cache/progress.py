@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 logger = logging.getLogger("vllm.moet_w2.cache")
@@ -15,8 +16,16 @@ LOG_SECONDS = 5.0
 class Progress:
     """Counts bytes from several threads; use as a context."""
 
-    def __init__(self, what: str, layers: int, nbytes: int, terminal: TextIO) -> None:
-        self.what, self.layers, self.nbytes, self.done = what, layers, nbytes, 0
+    def __init__(
+        self,
+        what: str,
+        layers: int,
+        nbytes: int,
+        terminal: TextIO,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
+        """Args: what: names the work; layers, nbytes: all of it; terminal: for a bar, if it is one; say: for lines."""
+        self.what, self.layers, self.nbytes, self.done, self.say = what, layers, nbytes, 0, say
         self._lock = threading.Lock()
         self._start = self._logged = time.monotonic()
         self._bar: Any = None
@@ -32,7 +41,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
         elif self.nbytes:
-            logger.info("%s", self.line())
+            self.say(self.line())
 
     def add(self, nbytes: int) -> None:
         """``nbytes`` more are done."""
@@ -42,7 +51,7 @@ class Progress:
                 self._bar.update(nbytes)
             elif time.monotonic() - self._logged >= LOG_SECONDS:
                 self._logged = time.monotonic()
-                logger.info("%s", self.line())
+                self.say(self.line())
 
     def line(self) -> str:
         """Layers, GiB, GiB/s and seconds left."""

@@ -40,18 +40,17 @@ def publish(root: Path, key: CacheKey, layer: W2Layer) -> None:
         OSError: it could not be written (disk full, read-only, ...). What was there before is still there, or
             the layer is not eligible; nothing half-written is.
     """
-    directory = layout.folder(root, key)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = layout.make_folder(root, key)
     remove_leftovers(directory)
     if not (directory / layout.KEY_FILE).is_file():
-        document = json.dumps({"digest": key.digest, **key.document}, indent=2) + "\n"
+        document = json.dumps({"digest": key.digest, "source": key.source, **key.document}, indent=2) + "\n"
         write_atomically(directory, layout.KEY_FILE, document.encode())
     payload, sidecar = layout.payload_path(directory, layer.key), layout.sidecar_path(directory, layer.key)
     nbytes = layer.geometry.nbytes
     digest = hashlib.sha256()
     with _temporary(directory, payload.name, before_rename=lambda: _retire(directory, sidecar)) as file:
         file.write(layout.head(key.digest, layer.key, nbytes))
-        for chunk in _host_chunks(layer.storage):
+        for chunk in _host_chunks(layer):
             digest.update(chunk)
             file.write(chunk)
     vouched = layout.Sidecar(key.digest, layer.key, nbytes, digest.hexdigest())
@@ -73,12 +72,16 @@ def remove_leftovers(directory: Path) -> int:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 removed += 1
-        except (BlockingIOError, FileNotFoundError):
-            continue  # its writer lives, or has just renamed it
+        except OSError:
+            continue  # its writer lives, or has just renamed it, or it is not ours to delete
     return removed
 
 
-def _host_chunks(storage: torch.Tensor) -> Iterator[memoryview]:
+def _host_chunks(layer: W2Layer) -> Iterator[memoryview]:
+    if layer.storage.is_cuda:
+        # Another thread quantised the layer: what it enqueued, on whichever stream, must have run.
+        torch.cuda.synchronize(layer.storage.device)
+    storage = layer.storage if layer.host is None else layer.host.tensor()
     for start in range(0, storage.numel(), _CHUNK):
         yield memoryview(storage[start : start + _CHUNK].cpu().numpy())
 

@@ -22,6 +22,9 @@ from .publish import publish
 
 logger = logging.getLogger("vllm.moet_w2.cache")
 
+_OTHERS = 3
+"""Caches of other keys that are told about; the one used last comes first."""
+
 
 @dataclass
 class Session:
@@ -33,6 +36,7 @@ class Session:
         workers, batch: see :func:`moet_w2.cache.load.load`.
         seconds: phase -> seconds, "eligibility" and "planes".
         misses: layer key -> why it was built from the checkpoint.
+        hits: keys of the layers that were read.
     """
 
     root: Path
@@ -41,11 +45,12 @@ class Session:
     batch: int = BATCH_LAYERS
     seconds: dict[str, float] = field(default_factory=dict)
     misses: dict[int, Miss] = field(default_factory=dict)
+    hits: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._in_use = ExitStack()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="moet-publish")
-        self._writes: list[Future[None]] = []
+        self._writes: dict[int, Future[None]] = {}
         self._writable = self._hold()
 
     def fill(self, layers: Iterable[W2Layer], withheld: Collection[int] = ()) -> None:
@@ -59,7 +64,7 @@ class Session:
         start = time.perf_counter()
         verdicts = judge(self.root, self.key, wanted)
         self._spent("eligibility", start)
-        self.misses |= {key: miss for key, miss in verdicts.items() if miss is not None}
+        misses = {key: miss for key, miss in verdicts.items() if miss is not None}
         readable = [wanted[key] for key, miss in verdicts.items() if miss is None and key not in withheld]
         if withheld:
             logger.info("moet cache: layers are built from the checkpoint for their FP4 codes: %s", sorted(withheld))
@@ -67,33 +72,39 @@ class Session:
         with Progress("planes", len(readable), len(readable) * self.key.geometry.nbytes, sys.stderr) as progress:
             results = load(self.root, self.key, readable, self.workers, self.batch, progress.add)
         self._spent("planes", start)
-        self.misses |= {result.layer: result.miss for result in results if result.miss is not None}
         hits = [result for result in results if result.miss is None]
-        logger.info(
-            "moet cache %s: %d of %d layers read%s",
-            layout.folder(self.root, self.key),
-            len(hits),
-            len(wanted),
-            _ways(hits),
-        )
-        for miss, count in Counter(verdict for key, verdict in self.misses.items() if key in wanted).items():
-            keys = [key for key in wanted if self.misses.get(key) == miss]
-            logger.info("moet cache: %d layers are built from the checkpoint (%s): %s", count, miss, keys)
+        misses |= {result.layer: result.miss for result in results if result.miss is not None}
+        self.misses |= misses
+        self.hits += [result.layer for result in hits]
+        folder = layout.folder(self.root, self.key)
+        logger.info("moet cache %s: %d of %d layers read%s", folder, len(hits), len(wanted), _ways(hits))
+        self._explain(misses, [result for result in results if result.detail])
 
     def built(self, layer: W2Layer) -> None:
-        """Publish a layer that was built from the checkpoint, in the background."""
-        if self._writable and layer.key in self.misses:
-            self._writes.append(self._writer.submit(self._publish, layer))
+        """Publish a layer that was built from the checkpoint, in the background; a second call does nothing."""
+        if self._writable and layer.key in self.misses and layer.key not in self._writes:
+            self._writes[layer.key] = self._writer.submit(self._publish, layer)
 
     def wait(self) -> None:
         """Until everything that was handed to :meth:`built` is on the disk, or has been given up."""
-        for write in self._writes:
+        for write in self._writes.values():
             write.result()
 
     def close(self) -> None:
         """Finish writing and let others prune the folder."""
         self._writer.shutdown()
         self._in_use.close()
+
+    def _explain(self, misses: dict[int, Miss], failed: list[Result]) -> None:
+        """Say of each layer that is built from the checkpoint why."""
+        for miss, count in Counter(misses.values()).items():
+            keys = [key for key, found in misses.items() if found is miss]
+            logger.info("moet cache: %d layers are built from the checkpoint (%s): %s", count, miss, keys)
+        for result in failed:
+            logger.warning("moet cache: layer %d could not be read: %s", result.layer, result.detail)
+        if misses and not self.hits:  # a first start, or a key that changed
+            for directory, differences in list(admin.other_keys(self.root, self.key).items())[:_OTHERS]:
+                logger.info("moet cache: %s is of another key: %s", directory, ", ".join(differences))
 
     def _publish(self, layer: W2Layer) -> None:
         start = time.perf_counter()
@@ -106,12 +117,10 @@ class Session:
             logger.info("moet cache: layer %d published in %.1f s", layer.key, time.perf_counter() - start)
 
     def _hold(self) -> bool:
-        directory = layout.folder(self.root, self.key)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._in_use.enter_context(admin.hold(directory))
+            self._in_use.enter_context(admin.hold(layout.make_folder(self.root, self.key)))
         except OSError as error:
-            logger.warning("moet cache %s is read-only here (%s); what is built is not kept", self.root, error)
+            logger.warning("moet cache %s cannot be written (%s); what is built is not kept", self.root, error)
             return False
         return True
 
