@@ -70,6 +70,28 @@ def test_every_override_takes_its_place(loaded):
     assert rendered.base_url == "http://[::1]:81"
 
 
+def test_folders_that_are_filled_bring_their_load_format(loaded):
+    overrides = command.Overrides(store_dir=Path("/s"), planes_cache_dir=Path("/p"))
+    rendered = command.render(loaded, overrides)
+    assert rendered.env["VLLM_MOE_W2_STORE_DIR"] == "/s" and rendered.env["VLLM_MOE_W2_PLANES_CACHE"] == "/p"
+    assert rendered.argv[-2:] == ("--load-format", "moet") and rendered.load_format == "moet"
+    plain, stock = command.render(loaded, command.Overrides()), command.render(loaded, overrides, stock=True)
+    for each in (plain, stock):
+        assert "--load-format" not in each.argv and each.load_format == "auto"
+        assert not {"VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_PLANES_CACHE"} & each.env.keys()
+
+
+def test_a_recipe_that_has_the_load_format_gets_it_once(tmp_path):
+    loaded = recipe.load(write(tmp_path, broken("engine/load-format", "moet")))
+    assert command.render(loaded, command.Overrides(planes_cache_dir=Path("/p"))).argv.count("--load-format") == 1
+
+
+def test_a_recipe_with_another_load_format_refuses_the_folders(tmp_path):
+    loaded = recipe.load(write(tmp_path, broken("engine/load-format", "safetensors")))
+    with pytest.raises(RecipeError, match="engine.load-format = safetensors never fills VLLM_MOE_W2_STORE_DIR"):
+        command.render(loaded, command.Overrides(store_dir=Path("/s")))
+
+
 def test_stock_differs_in_the_experts_alone(loaded):
     w2, stock = (command.render(loaded, command.Overrides(), stock=choice) for choice in (False, True))
     assert [word for word in w2.argv if word not in stock.argv] == ["--quantization", "moet_w2"]

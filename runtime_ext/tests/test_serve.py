@@ -33,6 +33,8 @@ def launch(tmp_path, monkeypatch, capsys):
             "HOST",
             "W2_AUDIT_PATH",
             "CACHE_ROOT",
+            "MOET_STORE_DIR",
+            "MOET_PLANES_CACHE_DIR",
         ):
             monkeypatch.delenv(name)
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -119,6 +121,8 @@ def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):
         "PORT": "8123",
         "W2_AUDIT_PATH": str(tmp_path / "a.json"),
         "CACHE_ROOT": str(tmp_path / "cache"),
+        "MOET_PLANES_CACHE_DIR": str(tmp_path / "planes"),
+        "MOET_STORE_DIR": str(tmp_path / "store"),
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -127,6 +131,10 @@ def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):
     assert document["base_url"] == "http://127.0.0.2:8123"
     assert document["audit_path"] == values["W2_AUDIT_PATH"]
     assert document["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
+    assert document["environment"]["VLLM_MOE_W2_PLANES_CACHE"] == values["MOET_PLANES_CACHE_DIR"]
+    assert document["environment"]["VLLM_MOE_W2_STORE_DIR"] == values["MOET_STORE_DIR"]
+    assert document["argv"][-2:] == ["--load-format", "moet"]
+    assert not (tmp_path / "planes").exists()
 
 
 def test_key_reaches_the_server_and_no_output(launch, monkeypatch, tmp_path):
@@ -183,7 +191,34 @@ def test_refuses_correction_without_a_store(launch, monkeypatch):
 @pytest.mark.parametrize("name", ["VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_PLANES_CACHE"])
 def test_refuses_a_cache_that_the_load_format_would_not_fill(launch, monkeypatch, name):
     monkeypatch.setenv(name, "/somewhere")
-    refused(launch(), f"{name}=/somewhere needs --load-format moet, not auto")
+    refused(launch(), f"{name}=/somewhere needs --load-format moet, not auto", "set MOET_PLANES_CACHE_DIR")
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting"),
+    [("MOET_STORE_DIR", "VLLM_MOE_W2_STORE_DIR"), ("MOET_PLANES_CACHE_DIR", "VLLM_MOE_W2_PLANES_CACHE")],
+)
+def test_folders_are_made_and_what_is_no_folder_is_refused(launch, monkeypatch, tmp_path, variable, setting):
+    monkeypatch.setenv(variable, str(tmp_path / "new" / "folder"))
+    assert launch().started[0][2][setting] == str(tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+    monkeypatch.setenv(setting, "/another")
+    refused_later = launch()
+    assert refused_later.code == 2 and f"{setting}='/another' contradicts" in refused_later.err
+    assert f"{variable} names the folder" in refused_later.err
+    monkeypatch.delenv(setting)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    assert "file cannot be made (File exists); set MOET_PLANES_CACHE_DIR or MOET_STORE_DIR" in launch().err
+
+
+def test_what_an_earlier_start_told_is_taken_away(launch, tmp_path):
+    old = tmp_path / ".native" / "run" / "tiny"
+    old.mkdir(parents=True)
+    for name in ("audit.json", "audit.startup.json"):
+        (old / name).write_text("{}")
+    assert launch().started
+    assert list(old.iterdir()) == []
 
 
 def test_refuses_a_file_in_place_of_the_model_folder(launch, monkeypatch, tmp_path):

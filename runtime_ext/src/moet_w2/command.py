@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .config import LOAD_FORMAT
 from .errors import RecipeError
 from .recipe import Recipe
 
@@ -41,6 +42,8 @@ class Overrides:
     port: int = DEFAULT_PORT
     audit_path: Path | None = None
     cache_root: Path | None = None
+    store_dir: Path | None = None
+    planes_cache_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Command:
         model: name under which it is served.
         host, port: where the API listens.
         audit_path: where the audit will stand, or None when W2 is off.
+        load_format: how vLLM reads the checkpoint.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +67,7 @@ class Command:
     host: str
     port: int
     audit_path: Path | None
+    load_format: str = "auto"
 
     @property
     def base_url(self) -> str:
@@ -104,7 +109,7 @@ def render(recipe: Recipe, overrides: Overrides, stock: bool = False, program: s
         program: the ``vllm`` executable.
 
     Raises:
-        RecipeError: an override is malformed.
+        RecipeError: an override is malformed, or does not go with the recipe.
     """
     if not 0 < overrides.port < 65536:
         raise RecipeError(f"PORT={overrides.port} is out of range; use 1 to 65535")
@@ -116,13 +121,16 @@ def render(recipe: Recipe, overrides: Overrides, stock: bool = False, program: s
     argv += ["--host", overrides.host, "--port", str(overrides.port)]
     if not stock:
         argv += ["--quantization", "moet_w2"]
-    for option, value in recipe.engine.items():
+    folders = {} if stock else _folders(overrides)
+    engine = dict(recipe.engine) | _load_format(recipe, folders)
+    for option, value in engine.items():
         argv += _option(option, value)
-    env = dict(recipe.environment) | _w2_environment(recipe, audit_path)
+    env = dict(recipe.environment) | _w2_environment(recipe, audit_path) | folders
     if overrides.cache_root is not None:
         root = overrides.cache_root.absolute()
         env |= {name: str(root / folder) for name, folder in CACHE_FOLDERS.items()}
-    return Command(tuple(argv), env, model_path, model, overrides.host, overrides.port, audit_path)
+    load_format = str(engine.get("load-format", "auto"))
+    return Command(tuple(argv), env, model_path, model, overrides.host, overrides.port, audit_path, load_format)
 
 
 def _option(option: str, value: Any) -> list[str]:
@@ -133,6 +141,27 @@ def _option(option: str, value: Any) -> list[str]:
         return [f"--{option}", json.dumps(value, separators=(",", ":"))]
     words = value if isinstance(value, list) else [value]
     return [f"--{option}", *(str(word) for word in words)]
+
+
+def _folders(overrides: Overrides) -> dict[str, str]:
+    """Settings of the folders that a first start fills and later ones read."""
+    given = {
+        "VLLM_MOE_W2_STORE_DIR": overrides.store_dir,
+        "VLLM_MOE_W2_PLANES_CACHE": overrides.planes_cache_dir,
+    }
+    return {name: str(folder.absolute()) for name, folder in given.items() if folder is not None}
+
+
+def _load_format(recipe: Recipe, folders: Mapping[str, str]) -> dict[str, str]:
+    """The engine option that fills and reads the folders; a recipe may hold it already."""
+    if not folders:
+        return {}
+    if recipe.engine.get("load-format", LOAD_FORMAT) != LOAD_FORMAT:
+        raise RecipeError(
+            f"{recipe.file}: engine.load-format = {recipe.engine['load-format']} never fills {next(iter(folders))}; "
+            "remove it from the recipe, or unset MOET_STORE_DIR and MOET_PLANES_CACHE_DIR"
+        )
+    return {"load-format": LOAD_FORMAT}
 
 
 def _w2_environment(recipe: Recipe, audit_path: Path | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from . import checkpoint, command, config, envs, placement, preflight, served
+from .cache import phases
 from .errors import CheckpointError, ConfigError, MoetError, RecipeError
 from .recipe import Recipe, load
 
@@ -29,6 +30,9 @@ OVERRIDES_HELP = """environment variables that override the recipe:
   HOST, PORT          where the API listens (default 127.0.0.1:8000)
   W2_AUDIT_PATH       file that receives the audit
   CACHE_ROOT          folder under which every compiler at run time keeps its cache
+  MOET_PLANES_CACHE_DIR, MOET_STORE_DIR
+                      folders of ready planes and of the correction pack: the first start fills them, later ones
+                      read them (adds --load-format moet; not with --stock)
   VLLM_API_KEY        key that clients must send; never printed"""
 
 
@@ -106,6 +110,8 @@ def _overrides(environ: Mapping[str, str]) -> command.Overrides:
         port=int(port),
         audit_path=path("W2_AUDIT_PATH"),
         cache_root=path("CACHE_ROOT"),
+        store_dir=path("MOET_STORE_DIR"),
+        planes_cache_dir=path("MOET_PLANES_CACHE_DIR"),
     )
 
 
@@ -134,11 +140,30 @@ def _check_settings(recipe: Recipe, rendered: command.Command, environ: Mapping[
             remedy = {
                 "VLLM_MOE_W2": "unset it; to serve without W2 use --stock",
                 "VLLM_MOE_W2_MAPPED_AUDIT_PATH": "unset it and set W2_AUDIT_PATH",
+                "VLLM_MOE_W2_STORE_DIR": "unset it: MOET_STORE_DIR names the folder",
+                "VLLM_MOE_W2_PLANES_CACHE": "unset it: MOET_PLANES_CACHE_DIR names the folder",
             }.get(name, "unset it or change the recipe")
             raise ConfigError(f"{name}={environ[name]!r} contradicts the recipe's {value!r}; {remedy}")
     settings = config.parse(envs.read({**environ, **rendered.env}))
-    config.check_load_format(settings, str(recipe.engine.get("load-format", "auto")))
+    try:
+        config.check_load_format(settings, rendered.load_format)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (with moet serve: set MOET_PLANES_CACHE_DIR, MOET_STORE_DIR instead)") from None
+    for folder in (settings.planes_cache, settings.store_dir):
+        if folder is not None:
+            _prepare_folder(folder)
     return settings
+
+
+def _prepare_folder(folder: Path) -> None:
+    """A folder that cannot be written is the server's to report, and may still be read; one that is none is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if not folder.is_dir():
+            raise ConfigError(
+                f"folder {folder} cannot be made ({error.strerror}); set MOET_PLANES_CACHE_DIR or MOET_STORE_DIR"
+            ) from None
 
 
 def _check_port(host: str, port: int) -> None:
@@ -170,5 +195,6 @@ def _prepare_audit(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
         path.unlink(missing_ok=True)
+        path.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"audit {path} cannot be written ({error.strerror}); set W2_AUDIT_PATH") from None
