@@ -62,7 +62,7 @@ def measure(folder: Path | None, tokens: tuple[int, ...] = TOKENS, repeats: int 
     correctness.weights.cache_clear()
     layers = workload.random_layers()
     reader = timing.Reader(layers)
-    print(f"reads {reader.ceiling:.0f} GB/s, by blocks a multiprocessor: {_rounded(reader.gb_per_s)}")
+    print(f"reads {reader.ceiling:.0f} GB/s, by blocks and order: {_rounded(reader.gb_per_s)}")
     records = []
     width = max(map(len, finds))
     print(f"{'build':{width}}  {speed.HEADER}")
@@ -77,10 +77,10 @@ def measure(folder: Path | None, tokens: tuple[int, ...] = TOKENS, repeats: int 
         "failed": sum(map(len, failures.values())),
         "failures": failures,
         "largest_error": errors,
-        "read_gb_per_s": {"ceiling": reader.ceiling, "by_blocks_a_multiprocessor": reader.gb_per_s},
+        "read_gb_per_s": {"ceiling": reader.ceiling, "by_blocks_and_order": reader.gb_per_s},
         "tokens": records,
     }
 
 
-def _rounded(rates: dict[int, float]) -> dict[int, int]:
-    return {blocks: round(rate) for blocks, rate in rates.items()}
+def _rounded(rates: dict[str, float]) -> dict[str, int]:
+    return {way: round(rate) for way, rate in rates.items()}

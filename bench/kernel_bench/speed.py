@@ -32,7 +32,7 @@ def measure(tokens: tuple[int, ...] = workload.TOKENS, repeats: int = 30) -> dic
         "geometry": asdict(workload.LAYER),
         "top_k": workload.TOP_K,
         "layers": workload.LAYERS,
-        "read_gb_per_s": {"ceiling": reader.ceiling, "by_blocks_a_multiprocessor": reader.gb_per_s},
+        "read_gb_per_s": {"ceiling": reader.ceiling, "by_blocks_and_order": reader.gb_per_s},
         "read_checked": reader.checked(layers[0][: 1 << 28]),
         "copy_gb_per_s": timing.copy_gb_per_s(layers[0]),
         "tokens": records,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 
 Work = Callable[[], None]
-_GRIDS = (1, 2, 4, 8)  # blocks a multiprocessor
+_BLOCKS = (1, 2, 4, 8)  # a multiprocessor
+_ORDERS = ("in turn", "spans")
 _THREADS = 256
 
 
@@ -58,33 +59,33 @@ def host_microseconds(work: Work, calls: int = 100, rounds: int = 7) -> float:
 
 
 class Reader:
-    """Reads ranges of memory with bench/probes/read_tiles.cu, in the grid that was found fastest.
+    """Reads ranges of memory with bench/probes/read_tiles.cu, in the way that was found fastest.
 
     Attributes:
-        gb_per_s: rate (1e9 bytes) of each grid tried, by blocks a multiprocessor.
+        gb_per_s: rate (1e9 bytes) of each way tried: blocks a multiprocessor, tiles in turn or in spans.
         ceiling: the best of them.
     """
 
     def __init__(self, ranges: list[torch.Tensor], repeats: int = 5) -> None:
-        """Find the fastest grid over ``ranges``, uint8 tensors that hold more than the cache."""
+        """Find the fastest way over ``ranges``, uint8 tensors that hold more than the cache."""
         from cuda_probe import Probe
 
         self._probe, self._sum = Probe("read_tiles"), torch.zeros(1, dtype=torch.int32, device="cuda")
-        self._processors = torch.cuda.get_device_properties(0).multi_processor_count
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
         nbytes = sum(one.numel() for one in ranges)
+        ways = {f"{n} {order}": (n * processors, number) for n in _BLOCKS for number, order in enumerate(_ORDERS)}
         self.gb_per_s = {}
-        for blocks in _GRIDS:
-            self._blocks = blocks * self._processors
+        for name, self._way in ways.items():
             graph = graph_of([self.read(one.data_ptr(), one.numel()) for one in ranges])
-            self.gb_per_s[blocks] = nbytes / microseconds({"read": (graph, 1)}, repeats)["read"] / 1e3
-        best = max(self.gb_per_s, key=lambda blocks: self.gb_per_s[blocks])
-        self._blocks, self.ceiling = best * self._processors, self.gb_per_s[best]
+            self.gb_per_s[name] = nbytes / microseconds({"read": (graph, 1)}, repeats)["read"] / 1e3
+        best = max(self.gb_per_s, key=lambda name: self.gb_per_s[name])
+        self._way, self.ceiling = ways[best], self.gb_per_s[best]
 
     def read(self, address: int, nbytes: int) -> Work:
         """Work that reads a range; ``address`` and ``nbytes`` are multiples of 16."""
         words = ctypes.c_uint64(address), ctypes.c_uint64(nbytes // 16), ctypes.c_uint64(self._sum.data_ptr())
-        blocks = self._blocks
-        return lambda: self._probe.launch(blocks, _THREADS, *words)
+        blocks, spans = self._way
+        return lambda: self._probe.launch(blocks, _THREADS, *words, ctypes.c_int(spans))
 
     def checked(self, one: torch.Tensor) -> bool:
         """Whether a read of a range gives the sum of its 32-bit words."""

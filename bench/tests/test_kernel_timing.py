@@ -23,7 +23,7 @@ class FakeReader:
     """Reads nothing; 1,000 GB/s."""
 
     ceiling = 1000.0
-    gb_per_s = {1: 900.0, 2: 1000.0}
+    gb_per_s = {"1 in turn": 900.0, "2 spans": 1000.0}
 
     def __init__(self, ranges: list[torch.Tensor]) -> None:
         self.ranges = ranges
