@@ -9,8 +9,8 @@
     bits of a half:   row g:      sign 15 - 4q, magnitude (8 - 4q) mod 16
                       row g + 8:  the same, rotated 2 to the right
 
-A sign of 1 is negative, a magnitude of 1 is 4 (else 1). Row g's bits are ``0x9999`` of a half; row g + 8's are the
-same *pattern* once the half is rotated back, so one table of patterns gives the four weights of either row.
+A sign of 1 is negative, a magnitude of 1 is 4 (else 1). Row g's bits are ``0x9999`` of a half, row g + 8's are
+``0x6666``. What :func:`row_patterns` makes of either, a number below :data:`PATTERNS`, looks four weights up at once.
 
 Scales keep their bytes and follow the same tiles: 64 bytes a tile, at ``8 * g + 4 * half + j`` the scale of row
 ``g + 8 * half`` and block j, so a lane reads its rows' in 8 bytes.
@@ -27,8 +27,8 @@ import torch
 from .errors import UnsupportedError
 from .geometry import SCALE_BLOCK, TILE_COLS, TILE_ROWS
 
-PATTERNS = 0x9999 + 1
-"""One more than the largest pattern."""
+PATTERNS = 0x0600
+"""One more than the largest pattern of four weights."""
 
 _CHUNK_BYTES = 1 << 17  # of words at work, so that the passes below stay in a core's own cache
 
@@ -94,17 +94,8 @@ def row_patterns(planes: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """
     tiles_n, tiles_k = tiles(rows, cols)
     lanes = planes.contiguous().view(torch.int32).view(-1, tiles_n, tiles_k, 8, 4, 4)  # tile_n, tile_k, g, t, j
-    words = lanes.permute(0, 1, 3, 2, 5, 4).reshape(-1, tiles_n, 8, cols // 8)
-    halves = words.view(torch.int16).int()
-    patterns = torch.empty(len(words), tiles_n, 2, 8, cols // 4, dtype=torch.int32, device=planes.device)
-    torch.bitwise_and(halves, 0x9999, out=patterns[:, :, 0])
-    # Rotating by 2: of the two bits that leave a half at its top, the mask keeps one at its bottom.
-    rotated = halves << 2
-    halves >>= 14
-    halves &= 1
-    rotated |= halves
-    torch.bitwise_and(rotated, 0x9999, out=patterns[:, :, 1])
-    return patterns.view(*planes.shape[:-1], rows, cols // 4)
+    words = lanes.permute(0, 1, 3, 2, 5, 4).reshape(-1, tiles_n, 1, 8, cols // 8)
+    return _fold(words).view(torch.int16).int().view(*planes.shape[:-1], rows, cols // 4)
 
 
 @cache
@@ -118,11 +109,16 @@ def pattern_columns(cols: int) -> torch.Tensor:
 
 @cache
 def pattern_codes(device: torch.device) -> torch.Tensor:
-    """uint8 ``[PATTERNS, 4]``: the four 2-bit codes of each pattern."""
-    patterns = torch.arange(PATTERNS, device=device).unsqueeze(-1)
-    q = torch.arange(4, device=device)
-    negative, large = patterns >> 15 - 4 * q & 1, patterns >> (8 - 4 * q) % 16 & 1
-    return ((1 - negative) << 1 | negative ^ large).to(torch.uint8)
+    """uint8 ``[PATTERNS, 4]``: the four 2-bit codes of each pattern, q = 0..3."""
+    halves = torch.arange(1 << 16, dtype=torch.int32, device=device)
+    codes = torch.zeros(PATTERNS, 4, dtype=torch.uint8, device=device)
+    patterns = _fold(halves.view(1, 1, -1)) & 0xFFFF
+    for lower in (0, 1):
+        for q in range(4):
+            sign = 15 - 2 * lower - 4 * q
+            negative, large = halves >> sign & 1, halves >> (sign - 7) % 16 & 1
+            codes[patterns[lower, 0], q] = ((1 - negative) << 1 | negative ^ large).to(torch.uint8)
+    return codes
 
 
 def pack_scales(scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -162,6 +158,27 @@ def tiles(rows: int, cols: int) -> tuple[int, int]:
             f"{TILE_ROWS}, columns of {TILE_COLS}"
         )
     return rows // TILE_ROWS, cols // TILE_COLS
+
+
+def _fold(words: torch.Tensor) -> torch.Tensor:
+    """Patterns of row g and of row g + 8 in both halves of int32 words: ``[..., 1, 8, n]`` to ``[..., 2, 8, n]``.
+
+    Folding the upper byte of a half into the lower keeps the table small enough for a core's first cache. The two
+    kinds of pattern begin at 0 and at 0x0400.
+    """
+    rows, folded, begin = _fold_masks(words.device)
+    patterns = words & rows
+    patterns |= patterns >> 6
+    patterns &= folded
+    patterns |= begin
+    return patterns
+
+
+@cache
+def _fold_masks(device: torch.device) -> torch.Tensor:
+    """int32 ``[3, 2, 1, 1]``: the bits of a row, where they are once folded, and where its patterns begin."""
+    masks = [[_signed(0x99999999), 0x66666666], [0x02FD02FD, 0x01FE01FE], [0, 0x04000400]]
+    return torch.tensor(masks, dtype=torch.int32, device=device).view(3, 2, 1, 1)
 
 
 def _merge_rows(

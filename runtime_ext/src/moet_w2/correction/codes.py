@@ -95,7 +95,7 @@ def pattern_values(packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     torch.bitwise_and(halves, 0x0F0F, out=pairs[:, 0])
     halves >>= 4
     torch.bitwise_and(halves, 0x0F0F, out=pairs[:, 1])
-    return torch.nn.functional.embedding(pairs, _pair_values(packed.device)).view(rows, cols)
+    return torch.index_select(_pair_values(packed.device), 0, pairs.view(-1)).view(torch.float32).view(rows, cols)
 
 
 def row_slices(geometry: LayerGeometry) -> dict[str, slice]:
@@ -136,6 +136,7 @@ def _cross_halves(even: torch.Tensor, odd: torch.Tensor, one: torch.Tensor, pair
 
 @cache
 def _pair_values(device: torch.device) -> torch.Tensor:
-    """float32 ``[0x0F0F + 1, 2]``: the values of the two codes in the low nibbles of each byte of an index."""
+    """float64 ``[0x0F0F + 1]``: two float32, the values of the codes in the low nibbles of each byte of an index."""
     pairs = torch.arange(0x0F0F + 1, device=device)
-    return torch.stack((codebook.e2m1_values(pairs & 15), codebook.e2m1_values(pairs >> 8)), dim=-1)
+    values = torch.stack((codebook.e2m1_values(pairs & 15), codebook.e2m1_values(pairs >> 8)), dim=-1)
+    return values.view(torch.float64).view(-1)
