@@ -76,9 +76,11 @@ def _speed(args: argparse.Namespace) -> dict[str, Any]:
         result["stock"] = stock.compare(args.tokens, args.backends, args.stock_seconds)
         result["ratio_to_stock"] = stock.ratios(result["tokens"], result["stock"])
         for tokens, one in result["ratio_to_stock"].items():
-            print(
-                f"{tokens:>6} tokens: {one['ratio']:.2f} times stock ({one['backend']}, {one['microseconds']:.1f} us)"
-            )
+            stock_time = f"{one['backend']}, {one['microseconds']:.1f} us"
+            print(f"{tokens:>6} tokens: {one['ratio']:.2f} times stock ({stock_time})")
+    result["targets"] = speed.targets(result["tokens"], result.get("ratio_to_stock"))
+    for name, one in result["targets"].items():
+        print(f"target {name}: {one}")
     return result
 
 

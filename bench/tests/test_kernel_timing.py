@@ -11,12 +11,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kernel_emulator
-from kernel_bench import activations, chain, quick, sass, speed, stock, timing, traffic, workload
+from kernel_bench import activations, cases, chain, quick, sass, speed, stock, timing, traffic, workload
 
+import kernels
 from moet_w2.geometry import LayerGeometry
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = LayerGeometry(experts=8, hidden=256, width=128)
+CASE = cases.Case(0, SMALL, 12, 3, "base", "uniform", 10.0, 0.1)
 
 
 class FakeReader:
@@ -127,6 +129,44 @@ def test_the_whole_speed_run_is_a_result(no_gpu: None, monkeypatch: pytest.Monke
     assert result["read_gb_per_s"]["ceiling"] == 1000 and result["geometry"]["experts"] == 8
 
 
+def test_the_command_writes_what_it_measured_and_what_was_aimed_at(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels.facts, "_gpu", lambda: "emulated")
+    monkeypatch.setattr(timing, "copy_gb_per_s", lambda source: 4000.0)
+    monkeypatch.setattr(speed, "host", lambda layer: {"operator": 1.0})
+    found = {"auto": {"backend": "HUMMING", "microseconds": {"1": 22.0, "5": 30.0}}}
+    monkeypatch.setattr(stock, "compare", lambda tokens, backends, seconds: found)
+    out = tmp_path / "speed.json"
+    monkeypatch.setattr(sys, "argv", ["bench/kernels.py", "speed", "--tokens", "1,5", "--stock", "--out", str(out)])
+    kernels.main()
+    result = json.loads(out.read_text())
+    assert result["benchmark"] == "kernels speed" and len(result["tokens"]) == 4
+    assert result["ratio_to_stock"]["5"]["ratio"] == 3.0 and result["stock"] == found
+    assert result["targets"]["times_stock_to_8_tokens"] == {"at_least": 1.6, "reached": 2.2, "met": True}
+    printed = capsys.readouterr().out
+    assert "5 tokens: 3.00 times stock (auto, 30.0 us)" in printed and "target times_stock_to_8_tokens" in printed
+
+
+def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["bench/kernels.py", "correctness"])
+    with pytest.raises(SystemExit, match="needs a CUDA GPU"):
+        kernels.main()
+
+
+def test_a_failed_case_fails_the_command(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cases, "generate", lambda count, seed: [CASE])
+    monkeypatch.setattr(sys, "argv", ["bench/kernels.py", "correctness"])
+    kernels.main()
+    monkeypatch.setattr(quick.correctness, "TOLERANCE", 1e-9)
+    with pytest.raises(SystemExit) as ended:
+        kernels.main()
+    assert ended.value.code == 1
+
+
 def test_quick_takes_builds_from_folders(tmp_path: Path) -> None:
     built = ("a/decode.cubin", "a/prefill.cubin", "b/cubins/sm_80/decode.cubin", "b/cubins/sm_90a/decode.cubin")
     for name in built:
@@ -148,11 +188,10 @@ def test_quick_reports_every_build(
         if kernel == "moet_combine":
             written[0, 0] = 99.0
 
-    case = quick.cases.Case(0, SMALL, 12, 3, "base", "uniform", 10.0, 0.1)
     builds = {"committed": chain.committed, "wrong": kernel_emulator.find(spoil)}
     monkeypatch.setattr(quick, "builds", lambda folder, capability: builds)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(quick.cases, "generate", lambda count: [case])
+    monkeypatch.setattr(cases, "generate", lambda count: [CASE])
     result = quick.measure(None, (1, 5), repeats=1)
     assert [(one["build"], one["tokens"]) for one in result["tokens"]] == [
         (name, tokens) for tokens in (1, 5) for name in builds
