@@ -131,6 +131,14 @@ def randomise(model: Any) -> int:
     return filled
 
 
+def backend(model: Any) -> str:
+    """What computes vLLM's own experts."""
+    layers = [module for module in model.modules() if type(module).__name__ == "RoutedExperts"]
+    method = layers[-1].quant_method
+    chosen = getattr(method, "mxfp4_backend", None)
+    return getattr(chosen, "name", type(method).__name__)
+
+
 def verify(model: Any) -> float:
     """Hold the first and the last layer of ours against the torch reference, as vLLM would call them.
 
@@ -166,8 +174,9 @@ def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict
     start = time.perf_counter()
     llm = LLM(model, quantization=None if side == STOCK else "moet_w2", **engine)
     ready = time.perf_counter() - start
+    checked: dict[str, Any]
     if side == STOCK:
-        checked = {"randomised_bytes": sum(llm.apply_model(randomise))}
+        checked = {"experts": llm.apply_model(backend)[0], "randomised_bytes": sum(llm.apply_model(randomise))}
     else:
         checked = {"error_to_reference": max(llm.apply_model(verify))}
         if not checked["error_to_reference"] < TOLERANCE:

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,6 +85,8 @@ def test_stock_weights_become_random_with_small_scales() -> None:
     assert len(experts.w13_weight.unique()) > 200
     assert experts.w13_weight_scale.view(torch.uint8).unique().tolist() == [121]
     assert experts.w2_weight_scale.unique().tolist() == [2.0**-6]
+    experts.quant_method = SimpleNamespace(mxfp4_backend=SimpleNamespace(name="MARLIN"))
+    assert decode_rate.backend(torch.nn.Sequential(experts)) == "MARLIN"
     assert not experts.w2_bias.any() and not experts.e_score_correction_bias.any()
 
 
