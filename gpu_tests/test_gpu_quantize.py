@@ -101,6 +101,16 @@ def test_planes_are_the_cpus(rows: int, cols: int, zeros: str) -> None:
 
 
 @pytest.mark.parametrize("zeros", ["exactly 95% positive", "just over 95% positive"])
+def test_a_tensor_beyond_one_pass_of_the_counting_blocks(zeros: str) -> None:
+    codes = make_codes(8192, 10240, zeros)
+    assert quantize.count_blocks(2 * codes.nbytes) == quantize.count_blocks(codes.nbytes)
+    expected = planes.pack_codes(codebook.to_two_bit(codes))
+    room = Room(expected.numel())
+    quantize.pack_planes(codes.cuda(), codes.cuda(), room.out)
+    room.check(expected, f"planes 8192 x 10240, {zeros} zeros")
+
+
+@pytest.mark.parametrize("zeros", ["exactly 95% positive", "just over 95% positive"])
 def test_the_edge_of_the_rule_for_zeros_is_met(zeros: str) -> None:
     codes = make_codes(256, 320 * 4, zeros)
     by_sign = torch.where(codes & 8 != 0, 1, 2) | torch.where(codes & 128 != 0, 1, 2) << 4

@@ -22,6 +22,7 @@
 namespace {
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int LOADS = 4;  // of 16 bytes that a counting thread has in flight
 constexpr uint32_t FULL = 0xFFFFFFFF;
 
 // 1 in every nibble whose magnitude is zero.
@@ -46,9 +47,11 @@ __device__ __forceinline__ uint2 block_sum(uint32_t first, uint32_t second) {
 // Whether over 95% of the tensor's zeros carry one sign.
 __device__ __forceinline__ bool zeros_say_nothing(const moet::ZeroCounts* counts, int blocks) {
     uint32_t zero = 0, negative = 0;
+#pragma unroll 1  // seldom more than once
     for (int i = threadIdx.x; i < blocks; i += THREADS) {
-        zero += counts[i].zeros;
-        negative += counts[i].negative;
+        const uint2 part = reinterpret_cast<const uint2*>(counts)[i];
+        zero += part.x;
+        negative += part.y;
     }
     const uint2 sum = block_sum(zero, negative);
     return 20 * uint64_t(max(sum.y, sum.x - sum.y)) > 19 * uint64_t(sum.x);
@@ -97,15 +100,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) moet_count_zeros(const __g
     moet::release();
     const auto* vectors = reinterpret_cast<const uint4*>(p.codes);
     uint32_t zero = 0, negative = 0;
-#pragma unroll 4
-    for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < p.vectors; i += int64_t(gridDim.x) * THREADS) {
-        const uint4 v = __ldg(vectors + i);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    for (int64_t first = int64_t(blockIdx.x) * (LOADS * THREADS) + threadIdx.x; first < p.vectors;
+         first += int64_t(gridDim.x) * (LOADS * THREADS)) {
+        uint4 loaded[LOADS];
 #pragma unroll
-        for (const uint32_t word : words) {
-            const uint32_t flags = zeros(word);
-            zero += __popc(flags);
-            negative += __popc(flags & word >> 3);
+        for (int i = 0; i < LOADS; ++i) {
+            const int64_t index = first + i * THREADS;
+            loaded[i] = {FULL, FULL, FULL, FULL};  // no zeros
+            if (index < p.vectors) loaded[i] = __ldg(vectors + index);
+        }
+#pragma unroll
+        for (const uint4& v : loaded) {
+            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (const uint32_t word : words) {
+                const uint32_t flags = zeros(word);
+                zero += __popc(flags);
+                negative += __popc(flags & word >> 3);
+            }
         }
     }
     const uint2 sum = block_sum(zero, negative);

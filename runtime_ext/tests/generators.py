@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from moet_w2.geometry import LayerGeometry
 from moet_w2.layer import PROJECTIONS, W2Layer
@@ -97,6 +96,8 @@ def write_checkpoint(folder: Path, layers: int = 2, geometry: LayerGeometry = TI
 
 def write_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write tensors as two shards and their index."""
+    from safetensors.torch import save_file  # here, since GPU hosts that run the rest may lack it
+
     weight_map = {}
     for number in (1, 2):
         shard = f"model-0000{number}-of-00002.safetensors"
