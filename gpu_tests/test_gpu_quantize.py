@@ -38,10 +38,17 @@ ZEROS = {
     "just over 95% positive": (1.0, -0.05),
 }
 SHARES = [(dim, size, rank) for dim in (0, 1) for size in (1, 2, 4) for rank in range(size) if (dim, size) != (1, 1)]
+SHAPES = [*PLANE_SHAPES, (48, 640), (112, 1152)]
+PLANE_CASES = [
+    (rows, cols, zeros)
+    for rows, cols in SHAPES
+    for zeros in ZEROS
+    if rows * cols < 1 << 20 or zeros in ("even", "mostly negative", "just over 95% positive")
+]
 
 
 def make_codes(rows: int, cols: int, zeros: str, seed: int = 0) -> torch.Tensor:
-    """uint8 ``[rows, cols / 2]`` with an exact number of zeros and of negative zeros at random places."""
+    """uint8 ``[rows, cols / 2]`` with an exact number of zeros and of negative zeros, scattered."""
     zero_share, negative_share = ZEROS[zeros]
     generator = torch.Generator().manual_seed(seed)
     total = rows * cols
@@ -50,7 +57,7 @@ def make_codes(rows: int, cols: int, zeros: str, seed: int = 0) -> torch.Tensor:
     # The edge of the rule needs a number of zeros that 20 divides.
     count = int(zero_share * total) // 20 * 20 if abs(negative_share) == 0.05 else int(zero_share * total)
     negative = round(abs(negative_share) * count) - (1 if negative_share < 0 else 0)
-    places = torch.randperm(total, generator=generator)[:count]
+    places = (torch.arange(count) * 7919 + seed) % total  # all different: the prime divides no size here
     nibbles[places] = 0
     nibbles[places[:negative]] = 8
     nibbles = nibbles.view(rows, cols)
@@ -84,8 +91,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     assert not len(wrong), f"{what}: {len(wrong)} of {len(expected)} bytes differ, first at {wrong[:8].tolist()}"
 
 
-@pytest.mark.parametrize("zeros", ZEROS)
-@pytest.mark.parametrize(("rows", "cols"), [*PLANE_SHAPES, (48, 640), (112, 1152)])
+@pytest.mark.parametrize(("rows", "cols", "zeros"), PLANE_CASES)
 def test_planes_are_the_cpus(rows: int, cols: int, zeros: str) -> None:
     codes = make_codes(rows, cols, zeros)
     on_device, two_bit = codes.cuda(), codebook.to_two_bit(codes)
@@ -102,12 +108,12 @@ def test_planes_are_the_cpus(rows: int, cols: int, zeros: str) -> None:
 
 @pytest.mark.parametrize("zeros", ["exactly 95% positive", "just over 95% positive"])
 def test_a_tensor_beyond_one_pass_of_the_counting_blocks(zeros: str) -> None:
-    codes = make_codes(8192, 10240, zeros)
+    codes = make_codes(6144, 6144, zeros)
     assert quantize.count_blocks(2 * codes.nbytes) == quantize.count_blocks(codes.nbytes)
     expected = planes.pack_codes(codebook.to_two_bit(codes))
     room = Room(expected.numel())
     quantize.pack_planes(codes.cuda(), codes.cuda(), room.out)
-    room.check(expected, f"planes 8192 x 10240, {zeros} zeros")
+    room.check(expected, f"planes 6144 x 6144, {zeros} zeros")
 
 
 @pytest.mark.parametrize("zeros", ["exactly 95% positive", "just over 95% positive"])
@@ -118,7 +124,7 @@ def test_the_edge_of_the_rule_for_zeros_is_met(zeros: str) -> None:
     assert rewritten == zeros.startswith("just")
 
 
-@pytest.mark.parametrize(("rows", "cols"), [*PLANE_SHAPES, (48, 640)])
+@pytest.mark.parametrize(("rows", "cols"), SHAPES)
 def test_fp4_codes_and_scales_are_the_cpus(rows: int, cols: int) -> None:
     generator = torch.Generator().manual_seed(rows + cols)
     codes = torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8, generator=generator)
