@@ -98,8 +98,8 @@ class Steps:
                 shape = (GEOMETRY.experts, GEOMETRY.width)
                 kernels.experts(x, weights, self.ids[layer], storage, *shape, 10.0, *views)
 
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
             step()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()

@@ -138,8 +138,8 @@ def captured(step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> tuple[tor
     def whole() -> None:
         totals.add_(torch.stack(step()))
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
         whole()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
