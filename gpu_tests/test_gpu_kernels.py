@@ -75,7 +75,9 @@ def test_a_replayed_graph_follows_its_inputs(tokens: int) -> None:
         replayed = captured.out.clone()
         captured.poison()
         assert correctness.same(replayed, captured.run())
-        assert replayed.isfinite().all() and replayed.count_nonzero()
+        assert replayed.isfinite().all()
+        # A lone token may be routed nowhere: then, and only then, its output is nothing but zeros.
+        assert bool(replayed.count_nonzero()) == bool((call.topk_ids >= 0).any())
 
 
 def test_the_operator_is_captured_like_any_other() -> None:

@@ -6,16 +6,17 @@
 
 namespace moet {
 
-constexpr float kFp4Scale = 0x1p63f;  // what fp4_block leaves out of its operands, see there
+constexpr uint32_t kFp4Bias = 63 * 0x00800080u;  // 2^63, see fp4_block
+constexpr float kFp4Scale = 0x1p63f;             // what fp4_block leaves out of its operands
 
 struct A2 {
     uint32_t step[2][4];  // operand A of the two instructions of one scale block
 };
 
-// Two bfloat16 with the exponent of a UE8M0 byte and nothing else.
-__device__ __forceinline__ uint32_t exponent_pair(uint32_t byte) {
+// Two bfloat16 with the exponent of a UE8M0 byte and nothing else; `bias` is such a pair to add to it.
+__device__ __forceinline__ uint32_t exponent_pair(uint32_t byte, uint32_t bias) {
     uint32_t pair;
-    asm("mul.lo.u32 %0, %1, 0x00800080;" : "=r"(pair) : "r"(byte));
+    asm("mad.lo.u32 %0, %1, 0x00800080, %2;" : "=r"(pair) : "r"(byte), "r"(bias));
     return pair;
 }
 
@@ -60,13 +61,13 @@ __device__ __forceinline__ void fp4_step(uint32_t word, uint32_t low, uint32_t h
     a[3] = multiply_bf16x2((word & 0x80008000u) | ((word >> 6) & 0x01C001C0u), high);
 }
 
-// Both steps of a scale block. `low` and `high` are the rows' UE8M0 bytes. The scale is applied 2^63 too large
-// and 2^-126 comes with the codes, so operands are 2^-63 of the weights for bytes 64 .. 191: kFp4Scale mends it.
+// Both steps of a scale block. `low` and `high` are the exponent pairs of the rows' scales with kFp4Bias: 2^63 too
+// large, while 2^-126 comes with the codes. So operands are 2^-63 of the weights, for scale bytes 64 .. 191, and
+// kFp4Scale mends the sums.
 __device__ __forceinline__ A2 fp4_block(uint32_t first, uint32_t second, uint32_t low, uint32_t high) {
     A2 a;
-    const uint32_t low_scale = exponent_pair(low + 63), high_scale = exponent_pair(high + 63);
-    fp4_step(first, low_scale, high_scale, a.step[0]);
-    fp4_step(second, low_scale, high_scale, a.step[1]);
+    fp4_step(first, low, high, a.step[0]);
+    fp4_step(second, low, high, a.step[1]);
     return a;
 }
 

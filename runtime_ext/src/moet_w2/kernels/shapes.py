@@ -12,12 +12,12 @@ from functools import lru_cache
 import torch
 
 from ..errors import UnsupportedError
-from ..geometry import PARTS, TILE_COLS, LayerGeometry
+from ..geometry import PARTS, TILE_COLS, TILE_ROWS, LayerGeometry
 from . import params
 
-DECODE_TOKENS = 512
+DECODE_TOKENS = 32
 """Calls over more tokens than this take the prefill kernels."""
-DECODE_CHUNKS = (8, 16, 32, 64)
+DECODE_CHUNKS = (8, 16, 32)
 """Tokens an expert's unit of work may have: the smallest that is no less than the call's tokens, or the last."""
 PREFILL_CHUNK = 64
 MAX_TOP_K = 16
@@ -35,6 +35,8 @@ _COMBINE_COLS, _COMBINE_THREADS = 2048, 256
 _ENTRY_BYTES = ctypes.sizeof(params.Entry)
 _ALIGNMENT = 256
 _WARP = 32
+_DECODE_WARPS = 4  # most of a block of decode.cu
+_PLACE_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -180,11 +182,12 @@ def _prefill(number: int) -> Launch:
 def _decode(number: int, cols: int, chunk: int, entries: int, routes: int) -> Launch:
     """A GEMM of decode.cu over ``cols`` columns."""
     token_tiles = chunk // 8
-    most = 8 if token_tiles <= 2 else 4
+    row_tiles, stages = (4 if token_tiles == 1 else 2), (2 if token_tiles <= 2 else 3)
     warps = 1
-    while warps < most and warps * 4 * TILE_COLS < cols:
+    while warps < _DECODE_WARPS and warps * 4 * TILE_COLS < cols:
         warps *= 2
-    buffers = 2 if token_tiles <= 2 else 1
-    sums = buffers * warps * token_tiles * 2 * _WARP * 16
-    shared = sums + entries * _ENTRY_BYTES + routes * 4
+    ring = stages * row_tiles * (2 * 512 + 128)
+    spread = row_tiles * TILE_ROWS * 8 * 4
+    sums = token_tiles * row_tiles * _WARP * 16
+    shared = warps * (ring + spread + sums) + entries * _ENTRY_BYTES + routes * _PLACE_BYTES
     return Launch("decode", f"moet_decode{number}_n{chunk}", None, warps * _WARP, shared)
