@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import cubin_rules
@@ -15,6 +16,8 @@ import sass
 from build_errors import MISSING, BuildError
 from kernel_sources import Job
 from sass import Function, Instruction, Resources
+
+from moet_w2.kernels import quantize, shapes
 
 KERNELS = pins.ROOT / "kernels"
 ENTRIES = kernel_manifest.entries(kernel_manifest.read(KERNELS))
@@ -33,16 +36,17 @@ def test_the_committed_cubins_are_of_this_tree() -> None:
     assert kernel_manifest.stale(pins.ROOT, KERNELS, version, architectures) == []
 
 
-def test_every_kernel_of_the_runtime_is_there() -> None:
-    """For each architecture the same kernels, but for the block-scaled variants."""
-    kernels: dict[str, set[str]] = {}
-    for name, entry in ENTRIES.items():
-        found = {function for function in entry["functions"] if not function.endswith("_bs")}
-        kernels.setdefault(name.partition("/")[0], set()).update(found)
-    assert sorted(kernels) == sorted(pins.load().get("cuda.kernel_architectures"))
-    assert all(found == kernels["sm_90a"] for found in kernels.values())
-    gemms = {f"moet_decode{g}_n{t}" for g in (13, 2) for t in (8, 16, 32, 64)} | {"moet_prefill13", "moet_prefill2"}
-    assert gemms | {"moet_routing", "moet_combine"} <= kernels["sm_90a"]
+def test_every_architecture_has_what_the_runtime_launches() -> None:
+    wanted = {
+        (step.source, step.name)
+        for tokens in range(1, 1200)
+        for hidden, width in ((4096, 2048), (4096, 512), (256, 128))
+        for step in shapes.plan(256, hidden, width, tokens, 6).steps
+    }
+    wanted |= {("quantize", name) for name in re.findall(r'"(moet_\w+)"', Path(quantize.__file__).read_text())}
+    assert len(wanted) > 8
+    for arch in pins.load().get("cuda.kernel_architectures"):
+        assert [(s, f) for s, f in wanted if f not in ENTRIES[f"{arch}/{s}"]["functions"]] == []
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -92,6 +96,7 @@ def code(name: str, *opcodes: str, loop: bool = True) -> Function:
     return Function(name, instructions, ((0, 16 * len(expanded) - 16),) if loop else ())
 
 
+PRODUCT, COPY = "HMUL2.BF16_V2", "LDGSTS.E.BYPASS.LTC128B.128"
 HMMA, LOAD, SCALED = "HMMA.16816.F32.BF16", "LDG.E.NA.LTC128B.128.CONSTANT", "QMMA.SF.16832.F32.E4M3.E2M1.E8"
 
 
@@ -122,21 +127,30 @@ def test_narrow_loads_are_found() -> None:
     assert list(cubin_rules.wide_loads(code("moet_prefill2", HMMA, LOAD))) == []
     assert len(list(cubin_rules.wide_loads(code("moet_prefill2", HMMA, "LDG.E.NA.LTC128B.64.CONSTANT")))) == 1
     assert len(list(cubin_rules.wide_loads(code("moet_prefill2", HMMA, LOAD, loop=False)))) == 1
+    assert list(cubin_rules.wide_loads(code("moet_prefill2", HMMA, COPY))) == []
+    (line,) = cubin_rules.wide_loads(code("moet_prefill2", HMMA, LOAD, COPY, "LDGSTS.E.LTC128B.64"))
+    assert line == "moet_prefill2: 1 copies to shared memory of less than 128 bits"
 
 
 @pytest.mark.parametrize(
     ("opcodes", "message"),
     [
-        ((f"{HMMA}*200", "IMAD*330", "LOP3.LUT*575"), None),
-        ((f"{HMMA}*199", "IMAD*330", "LOP3.LUT*575"), "its loops make 99.5 fragments of weights, wanted a whole"),
-        ((f"{HMMA}*200", "IMAD*313", "IMAD.SHL.U32*99"), "3.13 multiply-adds a fragment, measured 3.3"),
-        ((f"{HMMA}*200", "IMAD*330", "LOP3.LUT*604"), "6.04 logic operations a fragment, measured 5.75"),
+        # 100 fragments: 60 of two-bit weights, 40 of FP4
+        ((f"{HMMA}*200", "IMAD*210", "LOP3.LUT*616", f"{PRODUCT}*160"), None),
+        ((f"{HMMA}*199",), "its loops make 99.5 fragments of weights, wanted a whole number of them"),
+        (
+            (f"{HMMA}*200", "IMAD*209", "IMAD.SHL.U32*99", f"{PRODUCT}*160"),
+            "209 multiply-adds in its loops, wanted at least 210",
+        ),
+        (
+            (f"{HMMA}*200", "IMAD*210", "LOP3.LUT*617", f"{PRODUCT}*160"),
+            "617 logic operations in its loops, wanted at most 616",
+        ),
     ],
 )
 def test_a_slower_loop_is_found(opcodes: tuple[str, ...], message: str | None) -> None:
-    found = list(cubin_rules.weight_loops(code("moet_decode2_n16", *opcodes)))
-    assert len(found) == (message is not None)
-    assert message is None or found[0].startswith(f"moet_decode2_n16: {message}")
+    name = "moet_decode2_n16"
+    assert list(cubin_rules.weight_loops(code(name, *opcodes))) == ([f"{name}: {message}"] if message else [])
 
 
 def test_matrix_instructions_outside_of_loops_are_found() -> None:
@@ -150,17 +164,21 @@ def test_of_nested_loops_only_the_innermost_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "opcodes", "breaches"),
+    ("arch", "name", "opcodes", "breaches"),
     [
-        ("sm_90a", ["ACQBULK", "PREEXIT"], 0),
-        ("sm_90a", ["PREEXIT", "ACQBULK"], 1),
-        ("sm_120a", ["PREEXIT"], 1),
-        ("sm_90a", [], 1),
-        ("sm_89", [], 0),
+        ("sm_90a", "moet_combine", ["ACQBULK", "PREEXIT"], 0),
+        ("sm_90a", "moet_combine", ["PREEXIT", "ACQBULK"], 1),
+        ("sm_120a", "moet_decode2_n8", ["PREEXIT"], 1),
+        ("sm_90a", "moet_prefill13", [], 1),
+        ("sm_89", "moet_prefill13", [], 0),
+        ("sm_100a", "moet_pack_planes", ["ACQBULK"], 0),
+        ("sm_100a", "moet_pack_planes", [], 1),
+        ("sm_90a", "moet_pack_fp4", [], 0),
+        ("sm_90a", "moet_pack_fp4", ["PREEXIT"], 1),
     ],
 )
-def test_a_kernel_that_does_not_wait_is_found(arch: str, opcodes: list[str], breaches: int) -> None:
-    assert len(list(cubin_rules.chain(arch, code("moet_combine", "EXIT", *opcodes)))) == breaches
+def test_a_kernel_that_does_not_wait_is_found(arch: str, name: str, opcodes: list[str], breaches: int) -> None:
+    assert len(list(cubin_rules.chain(arch, code(name, "EXIT", *opcodes)))) == breaches
 
 
 # -- the whole way: from a source to a breach
@@ -190,7 +208,14 @@ def test_a_kernel_that_spills_and_has_no_matrix_instruction_breaks_the_rules(tmp
     path.write_bytes(compiled.image)
     entry = compiled.entry(job, {}, "")
     found = cubin_rules.breaches("sm_90a", entry, sass.functions(path), sass.resources(path))
-    for part in ("stack_bytes is", "spill_store_bytes is", "local memory", "0 bf16 and 0 block", "no 128-bit", "none"):
+    for part in (
+        "stack_bytes is",
+        "spill_store_bytes is",
+        "local memory",
+        "0 bf16 and 0 block",
+        "no 128-bit",
+        "releases are []",
+    ):
         assert any(part in line for line in found), part
     assert not any("the manifest says" in line for line in found)
     doctored = copy.deepcopy(entry)
