@@ -101,7 +101,8 @@ def test_a_full_hit_reads_the_dense_tensors_and_nothing_else(cached, loader_modu
     second.cache.close()
 
 
-def test_only_the_layers_that_miss_are_read_from_the_checkpoint(cached, loader_module, tmp_path: Path) -> None:
+def test_only_the_layers_that_miss_are_read_from_the_checkpoint(cached, loader_module, tmp_path: Path, caplog) -> None:
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
     folder = tmp_path / "model"
     first = cached()
     first.fill_from_cache()
@@ -111,6 +112,7 @@ def test_only_the_layers_that_miss_are_read_from_the_checkpoint(cached, loader_m
     second.fill_from_cache()
     read = names_read(loader_module, folder)
     experts = {name for name in read if ".experts." in name}
+    assert "checkpoint: 0.00 of 0.00 GiB (1 layers), " in caplog.text  # progress of what is built
     assert len(experts) == TINY.experts * 6 and all(name.startswith("layers.1.") for name in experts)
     construct(second, folder, keys=(1,))
     assert next((tmp_path / "cache").glob("*/layer-001.w2")).is_file()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from . import runtime
 from .cache import phases
+from .cache.progress import Progress
 from .config import LOAD_FORMAT
 from .errors import UnsupportedError
 
@@ -25,7 +28,7 @@ _EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")
 class MoetLoader(DefaultModelLoader):
     """vLLM's own loader, which leaves out the expert tensors of layers that are complete already.
 
-    They are left out before they are read: their names come from the shards' headers. Layers that are built on the
+    They are left out before they are read: names and sizes come from the shards' headers. Layers that are built on the
     way are handed to the cache as soon as they are complete, so that a start that is cut short has not been in vain.
     """
 
@@ -65,19 +68,30 @@ class MoetLoader(DefaultModelLoader):
                 f"--load-format {LOAD_FORMAT} reads safetensors checkpoints only: {source.model_or_path}"
             )
         self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()
+        wanted = {file: {name: size for name, size in sizes(file).items() if is_wanted(name)} for file in sorted(files)}
+        building = {layer_of(name) for names in wanted.values() for name in names} - {None}
+        total = sum(sum(names.values()) for names in wanted.values())
         last = None
-        for file in sorted(files):
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():
-                    if not is_wanted(name):
-                        continue
-                    if layer_of(name) != last:
-                        last = layer_of(name)
-                        _keep_what_is_complete()
-                    tensor = shard.get_tensor(name)
-                    self.nbytes_read += tensor.nbytes
-                    yield source.prefix + name, tensor
+        with Progress("checkpoint", len(building), total, sys.stderr) as progress:
+            for file, names in wanted.items():
+                with safe_open(file, framework="pt") as shard:
+                    for name, size in names.items():
+                        if layer_of(name) != last:
+                            last = layer_of(name)
+                            _keep_what_is_complete()
+                        yield source.prefix + name, shard.get_tensor(name)
+                        self.nbytes_read += size
+                        progress.add(size)
         _keep_what_is_complete()
+
+
+def sizes(file: str) -> dict[str, int]:
+    """Bytes of each tensor of a safetensors file in the order in which they lie there, by the header alone."""
+    with open(file, "rb") as shard:
+        header = json.loads(shard.read(int.from_bytes(shard.read(8), "little")))
+    header.pop("__metadata__", None)
+    offsets = sorted((entry["data_offsets"], name) for name, entry in header.items())
+    return {name: end - start for (start, end), name in offsets}
 
 
 def layer_of(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Progress of long reads: a bar on a terminal, a line every few seconds in a log."""
+"""Progress of long work: a bar on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 

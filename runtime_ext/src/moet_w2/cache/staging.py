@@ -57,7 +57,7 @@ class Ring:
     @classmethod
     def on(cls, device: torch.device) -> Ring:
         """A ring of pinned buffers for a CUDA device."""
-        buffers = [torch.empty(reads.CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
+        buffers = [torch.empty(reads.CHUNK, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(BUFFERS)]
         return cls(buffers, CudaCopies(device))
 
     def fill(self, target: torch.Tensor, payload: reads.Payload, progress: reads.Progress) -> None:
