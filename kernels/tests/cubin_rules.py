@@ -14,7 +14,9 @@ from sass import Function, Resources
 SYSTEM_SHARED = 1024  # bytes that CUDA itself keeps in a block's shared memory from sm_90 on
 
 MATRIX = r"HMMA\.16816\.F32\.BF16"
+WARP_GROUP_MATRIX = r"HGMMA\.64x\d+x16\.F32\.BF16"  # Hopper's own
 BLOCK_SCALED = r"[OQ]MMA\.SF\..*"
+ANY_MATRIX = rf"{MATRIX}|{WARP_GROUP_MATRIX}|{BLOCK_SCALED}"
 COPY = r"LDGSTS\..*"  # from global to shared memory, without registers
 WIDE_LOAD = r"(LDG|LDGSTS)\..*\.128(\..*)?"
 LOCAL = r"(LDL|STL)(\..*)?"
@@ -22,7 +24,7 @@ LOCAL = r"(LDL|STL)(\..*)?"
 # Kernels of a chain may start before their predecessor in the stream has ended: they say when they need it to have
 # ended (ACQBULK) and from when on their successor may start (PREEXIT). chain.cuh says why in this order.
 ORDERS = {
-    r"moet_(routing|decode\d+_n\d+|prefill\d+|combine)": ["ACQBULK", "PREEXIT"],
+    r"moet_(routing|decode\d+_n\d+|prefill\d+|combine)(_bs)?": ["ACQBULK", "PREEXIT"],
     r"moet_count_zeros": ["PREEXIT"],
     r"moet_pack_planes": ["ACQBULK"],
 }
@@ -80,10 +82,11 @@ def matrix(arch: str, function: Function) -> Iterator[str]:
     block_scaled = function.name.endswith("_bs")
     if block_scaled and arch != "sm_120a":
         yield f"{function.name}: a block-scaled kernel in a cubin for {arch}, wanted only for sm_120a"
-    counts = function.count(MATRIX), function.count(BLOCK_SCALED)
-    if bool(counts[0]) == block_scaled or bool(counts[1]) != block_scaled:
+    bf16 = function.count(rf"{MATRIX}|{WARP_GROUP_MATRIX}" if arch == "sm_90a" else MATRIX)
+    scaled = function.count(BLOCK_SCALED)
+    if bool(bf16) == block_scaled or bool(scaled) != block_scaled or function.count(r"\w*MMA\..*") != bf16 + scaled:
         wanted = "block-scaled ones alone" if block_scaled else "bf16 ones alone"
-        yield f"{function.name}: {counts[0]} bf16 and {counts[1]} block-scaled matrix instructions, wanted {wanted}"
+        yield f"{function.name}: {bf16} bf16 and {scaled} block-scaled matrix instructions, wanted {wanted}"
 
 
 def wide_loads(function: Function) -> Iterator[str]:
@@ -104,7 +107,7 @@ def weight_loops(function: Function) -> Iterator[str]:
         return
     tokens = int(function.name.rpartition("_n")[2]) if "_n" in function.name else PREFILL_TOKENS
     loops = matrix_loops(function)
-    fragments = sum(function.count(MATRIX, within=loop) for loop in loops) / (tokens // 8)
+    fragments = sum(_columns(function, loop) for loop in loops) / tokens
     if not fragments or fragments % 1:
         yield f"{function.name}: its loops make {fragments} fragments of weights, wanted a whole number of them"
         return
@@ -120,6 +123,15 @@ def weight_loops(function: Function) -> Iterator[str]:
         yield f"{function.name}: {logic} logic operations in its loops, wanted at most {most:.0f}"
 
 
+def _columns(function: Function, loop: tuple[int, int]) -> int:
+    """Token columns that the loop's bf16 matrix instructions take, each with one fragment: HMMA 8, HGMMA.64xnx16 n."""
+    columns = 8 * function.count(MATRIX, within=loop)
+    for opcode, times in function.opcodes(loop).items():
+        if re.fullmatch(WARP_GROUP_MATRIX, opcode):
+            columns += times * int(opcode.split("x")[1])
+    return columns
+
+
 def chain(arch: str, function: Function) -> Iterator[str]:
     """From sm_90 on kernels of a chain wait for their predecessor and release their successor as they should, each
     once; no other kernel, and nothing before sm_90, does either."""
@@ -132,7 +144,7 @@ def chain(arch: str, function: Function) -> Iterator[str]:
 
 def matrix_loops(function: Function) -> list[tuple[int, int]]:
     """Innermost loops that hold matrix instructions."""
-    loops = [loop for loop in function.loops if function.count(rf"{MATRIX}|{BLOCK_SCALED}", within=loop)]
+    loops = [loop for loop in function.loops if function.count(ANY_MATRIX, within=loop)]
     return [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
 
 

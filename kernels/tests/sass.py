@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ NATIVE = pins.ROOT / ".native"
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.(\w+),")
 _LABEL = re.compile(r"(\.L_x?_?\d+):")
-_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
+_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);")
 _TARGET = re.compile(r"`\((\.L_x?_?\d+)\)")
 _TARGET_LINE = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 _RESOURCES = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
@@ -39,11 +41,14 @@ class Function:
     instructions: tuple[Instruction, ...]
     loops: tuple[tuple[int, int], ...]
 
+    def opcodes(self, within: tuple[int, int] | None = None) -> Counter[str]:
+        """How often each opcode occurs, in all or between two addresses."""
+        first, last = within or (0, self.instructions[-1].address)
+        return Counter(i.opcode for i in self.instructions if first <= i.address <= last)
+
     def count(self, opcode: str, *, within: tuple[int, int] | None = None) -> int:
         """Instructions whose opcode matches a regular expression as a whole."""
-        first, last = within or (0, self.instructions[-1].address)
-        opcodes = Counter(i.opcode for i in self.instructions if first <= i.address <= last)
-        return sum(times for found, times in opcodes.items() if re.fullmatch(opcode, found))
+        return sum(times for found, times in self.opcodes(within).items() if re.fullmatch(opcode, found))
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,12 @@ def resources(cubin: Path) -> dict[str, Resources]:
     """The same kernels' resources, from the cubin itself rather than from its compiler's report."""
     found = _RESOURCES.findall(_run("cuobjdump", "-res-usage", str(cubin)))
     return {name: Resources(*(int(value) for value in values)) for name, *values in found}
+
+
+def read_all(cubins: list[Path]) -> None:
+    """Read many at once, which is what takes the time: a tool runs for each."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        list(pool.map(functions, cubins))
 
 
 def parse(text: str) -> dict[str, Function]:
@@ -108,7 +119,7 @@ def _sections(text: str) -> list[tuple[str, list[str]]]:
 
 @cache
 def _disassembly(cubin: Path) -> str:
-    return _run("nvdisasm", "-c", str(cubin))
+    return _run("nvdisasm", "-c", "-ndf", str(cubin))  # code alone, without analysing its data flow
 
 
 def _run(tool: str, *arguments: str) -> str:

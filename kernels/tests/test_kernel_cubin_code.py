@@ -49,6 +49,12 @@ def test_every_architecture_has_what_the_runtime_launches() -> None:
         assert [(s, f) for s, f in wanted if f not in ENTRIES[f"{arch}/{s}"]["functions"]] == []
 
 
+@pytest.fixture(scope="module")
+def everything_read() -> None:
+    sass.read_all([cubin(name) for name in ENTRIES])
+
+
+@pytest.mark.usefixtures("everything_read")
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_code_keeps_every_rule(name: str) -> None:
     arch, path = name.partition("/")[0], cubin(name)
@@ -96,6 +102,7 @@ def code(name: str, *opcodes: str, loop: bool = True) -> Function:
     return Function(name, instructions, ((0, 16 * len(expanded) - 16),) if loop else ())
 
 
+WARP_GROUP = "HGMMA.64x16x16.F32.BF16"
 PRODUCT, COPY = "HMUL2.BF16_V2", "LDGSTS.E.BYPASS.LTC128B.128"
 HMMA, LOAD, SCALED = "HMMA.16816.F32.BF16", "LDG.E.NA.LTC128B.128.CONSTANT", "QMMA.SF.16832.F32.E4M3.E2M1.E8"
 
@@ -116,6 +123,10 @@ def test_local_memory_is_found(opcode: str) -> None:
         ("sm_120a", "moet_prefill2_bs", ["OMMA.SF.16864.F32.E2M1.E2M1.E8"], 0),
         ("sm_120a", "moet_prefill2_bs", [HMMA], 1),
         ("sm_100a", "moet_prefill2_bs", [SCALED], 1),
+        ("sm_90a", "moet_prefill2", [WARP_GROUP], 0),
+        ("sm_90a", "moet_prefill2", [HMMA, WARP_GROUP], 0),
+        ("sm_100a", "moet_prefill2", [WARP_GROUP], 1),
+        ("sm_90a", "moet_prefill2", ["HGMMA.64x16x16.F32"], 1),
         ("sm_80", "moet_combine", [], 0),
     ],
 )
@@ -137,6 +148,7 @@ def test_narrow_loads_are_found() -> None:
     [
         # 100 fragments: 60 of two-bit weights, 40 of FP4
         ((f"{HMMA}*200", "IMAD*210", "LOP3.LUT*616", f"{PRODUCT}*160"), None),
+        ((f"{WARP_GROUP}*100", "IMAD*210", "LOP3.LUT*616", f"{PRODUCT}*160"), None),
         ((f"{HMMA}*199",), "its loops make 99.5 fragments of weights, wanted a whole number of them"),
         (
             (f"{HMMA}*200", "IMAD*209", "IMAD.SHL.U32*99", f"{PRODUCT}*160"),
