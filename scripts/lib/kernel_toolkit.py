@@ -70,6 +70,11 @@ def identify(nvcc: Path) -> Compiler | None:
     return Compiler(nvcc, version[1], build[1]) if version and build else None
 
 
+def host_version() -> str:
+    """Version of the host's compiler, which preprocesses what nvcc compiles."""
+    return native_tools.output(HOST_COMPILER, "-dumpfullversion") or "unknown"
+
+
 def reader(pins: pin_table.Pins, native: Path, name: str) -> Path:
     """cuobjdump or nvdisasm."""
     return unpacked(pins, "cuda.readers", native) / "bin" / name

@@ -95,7 +95,7 @@ def test_check_compiles_the_kernels_again() -> None:
 
 
 def test_kernels_has_exit_status_2_for_wrong_usage() -> None:
-    done = run("scripts/kernels.sh", "--force", "--check")
+    done = run("scripts/kernels.sh", "--checks")
     assert done.returncode == 2 and "usage: kernels.sh" in done.stderr
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import kernel_build
+import kernel_check
 import kernel_compile
 import kernel_manifest
 import kernel_sources
@@ -22,13 +23,15 @@ from build_errors import FAILED, MISSING, OK, BuildError
 from kernel_sources import Job
 from kernel_toolkit import Compiler
 
+import kernels
+
 ARCHITECTURES = ["sm_80", "sm_120a"]
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     try:
-        return kernel_toolkit.compiler(pins.load(), kernel_build.NATIVE, download=False)
+        return kernel_toolkit.compiler(pins.load(), kernels.NATIVE, download=False)
     except BuildError as error:
         if error.code != MISSING:
             raise
@@ -231,13 +234,36 @@ def doctor(root: Path, change: Callable[[dict], object]) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def test_check_of_what_was_built_finds_nothing(built: Path, compiler: Compiler) -> None:
-    before = files(built)
-    assert kernel_build.check(built, built / "kernels", compiler, ARCHITECTURES) == []
-    assert files(built) == before
+def check(root: Path, notes: Path, compiler: Compiler, *, force: bool = False) -> tuple[list[str], int]:
+    return kernel_check.check(root, root / "kernels", compiler, ARCHITECTURES, notes=notes, force=force)
 
 
-def test_check_names_each_difference(tree: Path, compiler: Compiler) -> None:
+def test_what_was_reproduced_once_is_not_compiled_again(tree: Path, compiler: Compiler, tmp_path: Path) -> None:
+    before, notes = files(tree), tmp_path / "notes"
+    assert check(tree, notes, compiler) == ([], 4)
+    assert check(tree, notes, compiler) == ([], 0)
+    next(notes.iterdir()).unlink()
+    assert check(tree, notes, compiler) == ([], 1)
+    assert files(tree) == before
+    doctor(tree, lambda m: m["cubins"]["sm_80/add"]["functions"]["add"].update(registers=1))
+    problems, compiled = check(tree, notes, compiler)
+    assert compiled == 1 and len(problems) == 1 and "sm_80/add.functions.add.registers: 1 committed" in problems[0]
+
+
+def test_force_and_another_host_compiler_compile_again(
+    tree: Path, compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = kernel_manifest.read(tree / "kernels")["cubins"]["sm_80/add"]
+    note = kernel_check.note_of(entry, compiler)
+    monkeypatch.setattr(kernel_toolkit, "host_version", lambda: "another")
+    assert kernel_check.note_of(entry, compiler) != note
+    for entry in kernel_manifest.read(tree / "kernels")["cubins"].values():
+        (tmp_path / kernel_check.note_of(entry, compiler)).touch()
+    assert check(tree, tmp_path, compiler) == ([], 0)
+    assert check(tree, tmp_path, compiler, force=True) == ([], 4)
+
+
+def test_check_names_each_difference(tree: Path, compiler: Compiler, tmp_path: Path) -> None:
     """One of them shows only by compiling: a cubin of other code, with its hash in the manifest."""
     other = kernel_trees.make(tree / "other", add=kernel_trees.ADD.replace("1", "2"))
     kernel_build.build(other, other / "kernels", compiler, ["sm_120a"])
@@ -255,7 +281,7 @@ def test_check_names_each_difference(tree: Path, compiler: Compiler) -> None:
         r"MANIFEST.json: cubins.sm_80/add.functions.add.registers: 1 committed, \d+ compiled",
         "MANIFEST.json: cubins.sm_80/scale: nothing committed, an entry compiled",
     ]
-    found = kernel_build.check(tree, tree / "kernels", compiler, ARCHITECTURES)
+    found, _ = check(tree, tmp_path / "notes", compiler)
     assert len(found) == len(expected)
     for line, pattern in zip(found, expected, strict=True):
         assert re.fullmatch(pattern, line)
@@ -273,19 +299,22 @@ def test_another_compiler_or_format_is_named(tree: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_the_command_says_what_it_did_and_fails_on_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_did_and_fails_on_drift(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_check, "notes_dir", lambda: tmp_path / "notes")
     root = kernel_trees.make(tmp_path, add=kernel_trees.ADD)
     text = (pins.ROOT / "pins.toml").read_text()
     (root / "pins.toml").write_text(re.sub(r"kernel_architectures = .*", 'kernel_architectures = ["sm_80"]', text))
-    assert kernel_build.main([], root) == OK
+    assert kernels.main([], root) == OK
     assert re.search(r"^sm_80/add +[\d,]+ bytes, 1 kernels, <= \d+ registers$", capsys.readouterr().out, re.MULTILINE)
-    assert kernel_build.main([], root) == OK
+    assert kernels.main([], root) == OK
     assert "kernels: 0 compiled by nvcc" in capsys.readouterr().out
-    assert kernel_build.main(["--check"], root) == OK
-    assert "every cubin is what its source gives" in capsys.readouterr().out
+    assert kernels.main(["--check"], root) == OK
+    assert "every cubin is what its source gives; 1 compiled again" in capsys.readouterr().out
     (root / "kernels" / "src" / "add.cu").write_text(kernel_trees.ADD.replace("1", "2"))
-    assert kernel_build.main(["--check"], root) == FAILED
+    assert kernels.main(["--check"], root) == FAILED
     assert "sm_80/add: made from other inputs; changed: kernels/src/add.cu" in capsys.readouterr().err
     (root / "kernels" / "src" / "add.cu").unlink()
-    assert kernel_build.main([], root) == FAILED
+    assert kernels.main([], root) == FAILED
     assert "has no sources" in capsys.readouterr().err
