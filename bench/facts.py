@@ -21,9 +21,7 @@ def provenance() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *_arguments(sys.argv[1:])]),
-        # A GPU host may hold a copy of the tree without its history; whoever copies it says what it is.
-        "commit": _git("rev-parse", "HEAD") or os.environ.get("MOET_BENCH_COMMIT"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_revision(),
         "hardware": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
@@ -36,6 +34,16 @@ def provenance() -> dict[str, Any]:
             **{name: _version(name) for name in ("torch", "vllm", "moet-w2")},
         },
     }
+
+
+def _revision() -> dict[str, Any]:
+    """Of the tree: git's word, or MOET_BENCH_COMMIT, as ``git describe --always --dirty --abbrev=40`` writes it.
+
+    A GPU host may hold a copy of the tree with another history or none; whoever copies it says what it is.
+    """
+    if said := os.environ.get("MOET_BENCH_COMMIT"):
+        return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

@@ -1,0 +1,22 @@
+"""What a result file says of the tree that it was measured with."""
+
+from __future__ import annotations
+
+import facts
+import pytest
+
+
+@pytest.mark.parametrize(("said", "dirty"), [("a" * 40, False), ("a" * 40 + "-dirty", True)])
+def test_whoever_copies_the_tree_to_a_host_says_what_it_is(
+    said: str, dirty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOET_BENCH_COMMIT", said)
+    provenance = facts.provenance()
+    assert (provenance["commit"], provenance["dirty"]) == ("a" * 40, dirty)
+
+
+def test_otherwise_git_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOET_BENCH_COMMIT", raising=False)
+    monkeypatch.setattr(facts, "_git", lambda *arguments: "b" * 40 if "HEAD" in arguments else " M a-file")
+    provenance = facts.provenance()
+    assert (provenance["commit"], provenance["dirty"]) == ("b" * 40, True)
