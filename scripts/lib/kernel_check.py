@@ -43,7 +43,7 @@ def check(
     committed = kernel_manifest.read(out)
     with tempfile.TemporaryDirectory() as name:
         fresh = Path(name)
-        if not force and not problems:
+        if not force:
             _take_noted(out, fresh, committed, compiler, notes)
         compiled = kernel_build.build(root, fresh, compiler, architectures)
         made = kernel_manifest.read(fresh)
@@ -55,11 +55,12 @@ def check(
 
 
 def _take_noted(out: Path, fresh: Path, committed: dict[str, Any], compiler: Compiler, notes: Path) -> None:
-    """Put into `fresh` what need not be compiled again."""
-    entries = committed["cubins"].items()
+    """Put into `fresh` what need not be compiled again. The build that follows looks at the hashes of all of it."""
+    entries = kernel_manifest.entries(committed).items()
     noted = {name: entry for name, entry in entries if (notes / note_of(entry, compiler)).is_file()}
     for name in noted:
-        target = kernel_manifest.cubin_path(fresh, name)
+        source, target = (kernel_manifest.cubin_path(tree, name) for tree in (out, fresh))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(kernel_manifest.cubin_path(out, name), target)
-    (fresh / "MANIFEST.json").write_text(json.dumps(committed | {"cubins": noted}))
+        if source.is_file():
+            shutil.copyfile(source, target)
+    (fresh / "MANIFEST.json").write_text(json.dumps({"format": kernel_manifest.FORMAT, "cubins": noted}))

@@ -248,6 +248,11 @@ def test_what_was_reproduced_once_is_not_compiled_again(tree: Path, compiler: Co
     doctor(tree, lambda m: m["cubins"]["sm_80/add"]["functions"]["add"].update(registers=1))
     problems, compiled = check(tree, notes, compiler)
     assert compiled == 1 and len(problems) == 1 and "sm_80/add.functions.add.registers: 1 committed" in problems[0]
+    (tree / "kernels" / "cubins" / "sm_80" / "scale.cubin").unlink()
+    path = tree / "kernels" / "cubins" / "sm_120a" / "scale.cubin"
+    path.write_bytes(path.read_bytes() + b"x")
+    problems, compiled = check(tree, notes, compiler)
+    assert compiled == 3 and len(problems) == 3
 
 
 def test_force_and_another_host_compiler_compile_again(
