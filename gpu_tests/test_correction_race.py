@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -31,7 +32,18 @@ pytestmark = pytest.mark.gpu
 STEPS, AHEAD, SLOTS, EXPERTS = 10_000, 4, 6, 12
 ROW_BYTES = 1 << 20
 CYCLES = 400_000
-"""Clock cycles that a step waits, some 0.2 ms: longer than the host takes to submit one, so that the device lags."""
+"""Clock cycles, some 0.2 ms: what the host takes to submit a step."""
+
+
+class Delays(NamedTuple):
+    """Cycles that a step waits on the device, and that a row's copy waits at most."""
+
+    step: int = CYCLES
+    copy: int = 3 * CYCLES
+
+
+LAGGING = Delays(step=4 * CYCLES, copy=CYCLES)
+"""The device is always AHEAD steps behind, and rows are copied before it has caught up."""
 GEOMETRY = LayerGeometry(EXPERTS, 512, 256)
 DONE = Passed()
 
@@ -41,7 +53,7 @@ class OnePhase(Pool):
 
     def evict(self, experts: list[Expert]) -> None:
         super().evict(experts)
-        self._free += [(int(self._mirror[expert]), DONE) for expert in self._leave]
+        self._free += [(int(self._mirror[expert]), DONE) for expert in experts if expert in self._leave]
 
     def boundary(self) -> None:
         super().boundary()
@@ -68,14 +80,14 @@ def pinned_rows(row_bytes: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (EXPERTS, row_bytes), dtype=torch.uint8, generator=generator).pin_memory()
 
 
-def gather(pool: Pool, every_row: torch.Tensor) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+def gather(pool: Pool, every_row: torch.Tensor, delays: Delays) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """A step that reads the table, waits, and reads all rows: experts that hold a slot, and those among them whose
     row is another's or half of one."""
     device_rows = every_row.cuda()
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
         slots = pool.table[0].clone()
-        torch.cuda._sleep(CYCLES)
+        torch.cuda._sleep(delays.step)
         held = slots >= 0
         whole = (pool.rows[slots.long().clamp(min=0)] == device_rows).all(1)
         return held.sum(), (held & ~whole).sum()
@@ -104,7 +116,9 @@ def kernel_layer(every_row: torch.Tensor) -> W2Layer:
     return layer
 
 
-def kernel_step(pool: Pool, layer: W2Layer, every_row: torch.Tensor) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+def kernel_step(
+    pool: Pool, layer: W2Layer, every_row: torch.Tensor, delays: Delays
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """A step of the expert operator. Token t goes to expert t alone, so row t of an output is the base's or the
     corrected expert's, bit for bit."""
     from moet_w2.kernels.experts import experts
@@ -123,7 +137,7 @@ def kernel_step(pool: Pool, layer: W2Layer, every_row: torch.Tensor) -> Callable
     assert not (base == corrected).all(1).any()
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
-        torch.cuda._sleep(CYCLES)  # so that the device lags behind what is submitted
+        torch.cuda._sleep(delays.step)  # so that the device lags behind what is submitted
         out = compute(pool.rows, pool.table[0])
         fp4 = (out == corrected).all(1)
         return fp4.sum(), (~(fp4 | (out == base).all(1))).sum()
@@ -149,7 +163,7 @@ def captured(step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> tuple[tor
     return graph, totals
 
 
-def race(pool: Pool, every_row: torch.Tensor, graph: torch.cuda.CUDAGraph, steps: int) -> int:
+def race(pool: Pool, every_row: torch.Tensor, graph: torch.cuda.CUDAGraph, steps: int, delays: Delays) -> int:
     """Move somebody between any two steps; promotions. Waits for a step only to keep AHEAD of them in flight."""
     chance, promotions = numpy.random.default_rng(0), 0
     flying: deque[torch.cuda.Event] = deque()
@@ -163,10 +177,10 @@ def race(pool: Pool, every_row: torch.Tensor, graph: torch.cuda.CUDAGraph, steps
         in_table = [expert for expert in inside if pool._mirror[0, expert] >= 0]
         if in_table:
             pool.evict([(0, int(chance.choice(in_table)))])
-        if (taken := pool.take_slot()) is not None:
+        if len(outside) and (taken := pool.take_slot()) is not None:
             slot, free = taken
             expert = int(chance.choice(outside))
-            jam(pool, int(chance.integers(3 * CYCLES)))
+            jam(pool, int(chance.integers(delays.copy)))
             pool.enter((0, expert), slot, pool.transfer.fill(pool.rows[slot], every_row[expert], free))
             promotions += 1
         if len(flying) > AHEAD:
@@ -181,40 +195,42 @@ def jam(pool: Pool, cycles: int) -> None:
         torch.cuda._sleep(cycles)
 
 
-def gather_race(kind: type[Pool], steps: int) -> tuple[int, int, int]:
+def gather_race(kind: type[Pool], steps: int, delays: Delays) -> tuple[int, int, int]:
     """Slots read, faults among them, promotions."""
     every_row = pinned_rows(ROW_BYTES)
     pool = kind(1, EXPERTS, SLOTS, ROW_BYTES, torch.device("cuda", 0))
-    graph, totals = captured(gather(pool, every_row))
-    promotions = race(pool, every_row, graph, steps)
+    graph, totals = captured(gather(pool, every_row, delays))
+    promotions = race(pool, every_row, graph, steps, delays)
     return int(totals[0]), int(totals[1]), promotions
 
 
-def kernel_race(kind: type[Pool], steps: int) -> tuple[int, int, int]:
+def kernel_race(kind: type[Pool], steps: int, delays: Delays) -> tuple[int, int, int]:
     every_row = torch.zeros(EXPERTS, GEOMETRY.correction_row_bytes, dtype=torch.uint8).pin_memory()
     layer = kernel_layer(every_row)
     pool = kind(1, EXPERTS, SLOTS, every_row.shape[1], torch.device("cuda", 0))
-    graph, totals = captured(kernel_step(pool, layer, every_row))
-    promotions = race(pool, every_row, graph, steps)
+    graph, totals = captured(kernel_step(pool, layer, every_row, delays))
+    promotions = race(pool, every_row, graph, steps, delays)
     return int(totals[0]), int(totals[1]), promotions
 
 
 RACES = {"gather": gather_race, "kernels": kernel_race}
 
 
+@pytest.mark.parametrize("delays", [Delays(), LAGGING], ids=["copies lag", "steps lag"])
 @pytest.mark.parametrize("kind", RACES)
-def test_ten_thousand_steps_read_no_mixture(kind: str) -> None:
+def test_ten_thousand_steps_read_no_mixture(kind: str, delays: Delays) -> None:
     started = time.perf_counter()
-    reads, faults, promotions = RACES[kind](Pool, STEPS)
+    reads, faults, promotions = RACES[kind](Pool, STEPS, delays)
     print(f"\n{kind}: {STEPS} steps, {promotions} promotions, {reads} reads of slots, {faults} faults, ", end="")
     print(f"{time.perf_counter() - started:.1f} s")
     assert faults == 0 and promotions > STEPS // 10 and reads > STEPS // 10
 
 
-@pytest.mark.parametrize("wrong", [OnePhase, NoMark, Eager])
+@pytest.mark.parametrize(("wrong", "delays"), [(OnePhase, LAGGING), (NoMark, LAGGING), (Eager, Delays())])
 @pytest.mark.parametrize("kind", RACES)
-def test_a_wrong_pool_is_caught_by_the_same_race(kind: str, wrong: type[Pool]) -> None:
-    reads, faults, _ = RACES[kind](wrong, STEPS // 5)
+def test_a_wrong_pool_is_caught_by_the_same_race(kind: str, wrong: type[Pool], delays: Delays) -> None:
+    reads, faults, promotions = RACES[kind](wrong, STEPS // 5, delays)
+    print(f"\n{kind}, {wrong.__name__}: {promotions} promotions, {reads} reads of slots, {faults} faults")
     assert reads > 0 and faults > 0
 
 
@@ -229,7 +245,7 @@ def test_the_manager_fills_slots_from_the_pack_and_counts_every_routing(tmp_path
             pack.put(0, expert, projection, codes.unpack(every_row[expert, part[projection]], rows, cols))
     pack.seal(0)
     pool = Pool(1, EXPERTS, SLOTS, pack.row_bytes, torch.device("cuda", 0))
-    graph, totals = captured(kernel_step(pool, layer, every_row))
+    graph, totals = captured(kernel_step(pool, layer, every_row, Delays()))
     pool.counts.zero_()
     manager = Manager(pool, pack, numpy.ones(1, dtype=bool))
     manager.start()
