@@ -32,6 +32,7 @@ def test_every_setting_is_read() -> None:
         "_FAST_LOAD_BATCH_LAYERS": "3",
         "_CPU_ISA": "avx2",
         "_TRACE": "/t",
+        "_BLOCK_SCALED": "1",
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
     assert parse(**values) == config.W2Config(
@@ -50,6 +51,7 @@ def test_every_setting_is_read() -> None:
         3,
         "avx2",
         trace=Path("/t"),
+        block_scaled=True,
     )
 
 
@@ -94,6 +96,7 @@ def test_an_unknown_name_is_an_error_with_a_suggestion(name: str, suggestion: st
         ("_FAST_LOAD_WORKERS", "0", "FAST_LOAD_WORKERS='0' .* from 1 to 64"),
         ("_FAST_LOAD_BATCH_LAYERS", "13", "FAST_LOAD_BATCH_LAYERS='13' .* from 1 to 12"),
         ("_FAST_LOAD_WORKERS", "four", "'four' is not allowed"),
+        ("_BLOCK_SCALED", "on", "BLOCK_SCALED='on'.*0, 1"),
         ("_CPU_ISA", "sse", "amx, avx512_bf16, avx512, avx2"),
     ],
 )

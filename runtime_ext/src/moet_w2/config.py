@@ -38,6 +38,7 @@ class W2Config:
         cpu_isa: highest CPU instruction set to use, or None for what the machine has.
         delta_auto: as many correction slots as fit beside the KV cache; ``delta_gib`` is 0 then.
         trace: file that receives the routing trace, or None.
+        block_scaled: calls of up to 8 tokens take the unvalidated block-scaled kernels.
     """
 
     enabled: bool = True
@@ -56,6 +57,7 @@ class W2Config:
     cpu_isa: str | None = None
     delta_auto: bool = False
     trace: Path | None = None
+    block_scaled: bool = False
 
 
 def parse(settings: envs.Settings) -> W2Config:
@@ -81,6 +83,7 @@ def parse(settings: envs.Settings) -> W2Config:
         cpu_isa=_choice("VLLM_MOE_W2_CPU_ISA", settings.cpu_isa, CPU_ISAS),
         delta_auto=settings.delta_gb == _AUTO,
         trace=Path(settings.trace) if settings.trace else None,
+        block_scaled=_flag("VLLM_MOE_W2_BLOCK_SCALED", settings.block_scaled, default=False),
     )
     corrected = bool(config.delta_gib or config.delta_auto)
     if corrected and config.store_dir is None:

@@ -21,6 +21,7 @@ from .correction.tier import Correction
 from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
 from .host_memory import HostAllocation
+from .kernels import block_scaled
 from .layer import Shard, W2Layer
 from .placement import LayerPlan, Placement
 from .topology import Locality
@@ -125,6 +126,9 @@ def get() -> W2Runtime:
     made_up = vllm_config.load_config.load_format == dummy.LOAD_FORMAT
     report = checkpoint.describe(model.model) if made_up else checkpoint.inspect(model.model)
     device = _device()
+    scaled = block_scaled.enabled(settings.block_scaled, device)
+    if scaled:
+        logger.warning("VLLM_MOE_W2_BLOCK_SCALED=1: unvalidated kernels with e4m3 activations serve up to 8 tokens")
     locality = _locality(settings, device) if plan.mapped else None
     shard = Shard(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
     whole = report.geometry
@@ -137,7 +141,7 @@ def get() -> W2Runtime:
         if settings.planes_cache is not None:
             cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
         correction = build.build(settings, plan, key, device, vllm_config)
-    audit = Audit(settings.audit_path, plan, _describe(device, locality), correction and correction.facts())
+    audit = Audit(settings.audit_path, plan, _describe(device, locality, scaled), correction and correction.facts())
     if correction is not None:
         correction.on_sized = audit.write
     if made_up:
@@ -182,11 +186,12 @@ def _refuse_unsupported(vllm_config: VllmConfig) -> None:
             raise UnsupportedError(f"--quantization moet_w2 does not support {what}; serve without it")
 
 
-def _describe(device: torch.device, locality: Locality | None) -> dict[str, Any]:
+def _describe(device: torch.device, locality: Locality | None, scaled: bool) -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     numa = None
     if locality is not None:
         numa = {"node": locality.node, "nodes": list(locality.nodes), "reason": locality.reason}
-    return {"type": device.type, "name": name, "pci": locality and locality.pci, "numa": numa}
+    facts = {"type": device.type, "name": name, "pci": locality and locality.pci, "numa": numa}
+    return facts | {"block_scaled": True} if scaled else facts

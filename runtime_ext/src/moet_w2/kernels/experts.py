@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from . import driver, shapes
+from . import block_scaled, driver, shapes
 from .call import Call, check, pieces
 from .driver import Grid, Kernel
 from .params import CombineParams, GemmParams, RoutingParams
@@ -88,7 +88,7 @@ def bind(plan: Plan, device: int) -> tuple[tuple[Kernel, Grid], ...]:
         MoetError: the device is not one that the kernels serve.
     """
     bound = []
-    for step in plan.steps:
+    for step in block_scaled.steps(plan, device):
         kernel = driver.kernel(step.source, step.name, device)
         kernel.allow_shared(step.shared)
         grid = step.grid or (kernel.resident_blocks(step.block, step.shared), 1, 1)
