@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import facts
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import facts
 
 
 @pytest.mark.parametrize(("said", "dirty"), [("a" * 40, False), ("a" * 40 + "-dirty", True)])
