@@ -100,7 +100,10 @@ def make_source(path: Path, geometry: LayerGeometry, noise: Noise) -> None:
             for kind, per_byte in (("weight", 2), ("scale", SCALE_BLOCK)):
                 offset = noise.offset(expert, len(tensors))
                 nbytes = rows * cols // per_byte
-                tensors[f"{expert}.{projection}.{kind}"] = noise.pool[offset : offset + nbytes].reshape(rows, -1)
+                made = noise.pool[offset : offset + nbytes]
+                if kind == "scale":
+                    made = made % 16 + 110  # a checkpoint's scales: 2^-17 to 2^-2
+                tensors[f"{expert}.{projection}.{kind}"] = made.reshape(rows, -1)
     save_file(tensors, path)
     with path.open("rb+") as file:
         os.fsync(file.fileno())
