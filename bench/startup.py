@@ -81,8 +81,9 @@ def measure(
     construct: int,
     geometry: LayerGeometry = LAYER,
     write_seconds: float | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Everything, in this one run; ``folder`` is left full of files."""
+    """Everything, in this one run; ``folder`` is left full of files. ``keep`` is handed what there is on the way."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     root, source, noise = folder / "cache", folder / "layer.safetensors", Noise()
     files: list[Path] = []
@@ -136,6 +137,9 @@ def measure(
         "gib_per_s": rate,
         "cold_ratio_to_best_dd": rate["load_cold"] / max(rate["dd_direct_cold"], rate["dd_buffered_cold"]),
     }
+    if device.type == "cuda":
+        result["h2d_gib_per_s"] = copy_rate(min(geometry.nbytes, 1 << 30))
+    keep(result)
     if construct:
         make_source(source, geometry, noise)
         built = []
@@ -151,8 +155,7 @@ def measure(
             "load_seconds_per_layer": loaded,
             "ratio": statistics.median(built) / loaded,
         }
-    if device.type == "cuda":
-        result["h2d_gib_per_s"] = copy_rate(min(geometry.nbytes, 1 << 30))
+        keep(result)
     close_all()
     return result
 
@@ -185,18 +188,21 @@ def main() -> None:
     parser.add_argument("--grow", type=int, default=0, metavar="GIB", help="memory to use once before all else")
     parser.add_argument("--out", type=Path, help="write a result file")
     args = parser.parse_args()
+
+    def keep(result: dict[str, Any]) -> None:
+        if args.out:
+            facts.write(args.out, result)
+
     folder = args.dir / f"moet-startup-{os.getpid()}"
     folder.mkdir()
     try:
         if args.grow:
             say(f"{args.grow} GiB of memory used once in {timed(lambda: grow(args.grow)):.1f} s")
-        result = measure(folder, args.layers, args.repeats, args.construct, write_seconds=args.write_seconds)
+        result = measure(folder, args.layers, args.repeats, args.construct, write_seconds=args.write_seconds, keep=keep)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for name, value in result.items():
         print(f"{name}: {value}")
-    if args.out:
-        facts.write(args.out, result)
 
 
 if __name__ == "__main__":

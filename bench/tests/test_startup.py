@@ -27,7 +27,10 @@ def key() -> CacheKey:
 
 
 def test_rates_are_of_the_same_bytes(tmp_path: Path) -> None:
-    result = startup.measure(tmp_path, layers=6, repeats=1, construct=2, geometry=SMALL)
+    kept: list[bool] = []
+    keep = lambda result: kept.append("construct" in result)  # noqa: E731
+    result = startup.measure(tmp_path, layers=6, repeats=1, construct=2, geometry=SMALL, keep=keep)
+    assert kept == [False, True]  # a late step that fails leaves the early ones
     assert result["bytes"] == 6 * SMALL.nbytes and result["bytes_right"] is True
     assert all(sum(ways.values()) == 6 for ways in result["ways"].values())
     rates, seconds = result["gib_per_s"], result["seconds"]
