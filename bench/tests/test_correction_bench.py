@@ -18,6 +18,7 @@ from moet_w2.layer import Shard
 
 GOOD = {
     "steady_state": {"overhead": 0.002},
+    "moving": {"overhead": 0.004, "promotions_a_step": 0.5},
     "cuda_calls_in_boundaries": {"cudaEventQuery": 3, "cudaMemcpyAsync": 8, "cudaEventRecordWithFlags": 9},
     "rows_that_are_not_the_pack's": 0,
     "read_errors": 0,
@@ -32,6 +33,8 @@ def test_a_good_run_holds() -> None:
     ("change", "problem"),
     [
         (lambda r: r["steady_state"].update(overhead=0.01), "the manager costs 1.00% of a step"),
+        (lambda r: r["moving"].update(overhead=0.02), "the manager costs 2.00% of a step (moving)"),
+        (lambda r: r["moving"].update(promotions_a_step=0.0), "nobody moved"),
         (lambda r: r.update(cuda_calls_in_boundaries=None), "the profiler saw no CUDA calls"),
         (lambda r: r["cuda_calls_in_boundaries"].update(cudaStreamSynchronize=1), "calls cudaStreamSynchronize"),
         (lambda r: r["cuda_calls_in_boundaries"].update(cudaMemcpy=1), "a boundary calls cudaMemcpy"),
