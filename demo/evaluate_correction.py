@@ -31,8 +31,8 @@ ROUNDS = 8
 
 MEAN, MOST, SHARE = 0.0005, 0.005, 0.99
 """Tolerance of the full pool: log-probabilities of answer tokens differ from the stock experts' by less than MEAN nats
-on average, and by less than MOST in SHARE of all tokens. The weights are the same; what differs is how sums are rounded.
-2-bit experts alone are beyond both.
+on average, and by less than MOST in SHARE of all tokens. The weights are the same; what differs is how sums are
+rounded. 2-bit experts alone are beyond both.
 """
 
 

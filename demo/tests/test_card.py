@@ -41,6 +41,27 @@ def test_trainer_rows(name: str, experts: str) -> None:
     assert [row(f"trainer's own forward, {name}")[i] for i in (0, 2)] == wanted
 
 
+def test_correction_rows() -> None:
+    points = json.loads((FOLDER / "results" / "correction-slots.json").read_text())["points"]
+    for point in points:
+        wanted = [
+            f"{100 * point['hit_rate']:.1f}%",
+            f"{point['mean_distance']:.5f}",
+            f"{point['distance_at_99_percent']:.4f}",
+            f"{100 * point['exact_answers']:.1f}%",
+        ]
+        assert row(str(point["slots"])) == wanted
+
+
+def test_exclusion_numbers() -> None:
+    document = json.loads((FOLDER / "results" / "exclusion.json").read_text())
+    text = " ".join((FOLDER / "CARD.md").read_text().split())
+    control = document["control_without_exclusions"]
+    assert f"{document['excluded']['requests']:,} requests with layers 0 to 2 excluded" in text
+    assert f"filled all {document['slots']} slots" in text
+    assert f"{control['read_errors']} read errors in {control['requests']} requests" in text
+
+
 def test_the_promised_floors_hold() -> None:
     for file, floor in (("server-stock.json", 0.98), ("server-w2.json", 0.95)):
         measured = json.loads((FOLDER / "results" / file).read_text())["kinds"]["arithmetic"]
