@@ -26,6 +26,7 @@ GENERATED = (
     "patch/SOURCE.txt",
     # Evidence states the versions that it was measured with; nothing reads them back.
     "bench/results/*",
+    "demo/results/*",
     "kernels/MANIFEST.json",
     "kernels/cubins/*",
     "flake.lock",
