@@ -23,7 +23,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
 SERVE = REPOSITORY / "scripts" / "serve-demo.sh"
 READY_SECONDS = 300
-CLEARED = ("HOST", "SERVED_MODEL_NAME", "W2_AUDIT_PATH", "CACHE_ROOT", "VLLM_API_KEY")
+CLEARED = (
+    "HOST",
+    "SERVED_MODEL_NAME",
+    "W2_AUDIT_PATH",
+    "CACHE_ROOT",
+    "MOET_PLANES_CACHE_DIR",
+    "MOET_STORE_DIR",
+    "VLLM_API_KEY",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
