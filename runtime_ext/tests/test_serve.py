@@ -188,6 +188,21 @@ def test_refuses_correction_without_a_store(launch, monkeypatch):
     refused(launch(), "VLLM_MOE_W2_DELTA_GB=1 needs VLLM_MOE_W2_STORE_DIR")
 
 
+@pytest.mark.parametrize("size", ["1", "auto"])
+def test_exported_correction_takes_the_launchers_store(launch, monkeypatch, tmp_path, size):
+    monkeypatch.setenv("VLLM_MOE_W2_DELTA_GB", size)
+    monkeypatch.setenv("MOET_STORE_DIR", str(tmp_path / "store"))
+    env = launch().started[0][2]
+    assert (env["VLLM_MOE_W2_DELTA_GB"], env["VLLM_MOE_W2_STORE_DIR"]) == (size, str(tmp_path / "store"))
+
+
+def test_a_recipes_correction_takes_an_exported_store(launch, monkeypatch, tmp_path):
+    data = broken("w2/correction/gb", 1)
+    data["engine"]["load-format"] = "moet"
+    monkeypatch.setenv("VLLM_MOE_W2_STORE_DIR", str(tmp_path / "store"))
+    assert launch(data=data).started[0][2]["VLLM_MOE_W2_DELTA_GB"] == "1"
+
+
 @pytest.mark.parametrize("name", ["VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_PLANES_CACHE"])
 def test_refuses_a_cache_that_the_load_format_would_not_fill(launch, monkeypatch, name):
     monkeypatch.setenv(name, "/somewhere")

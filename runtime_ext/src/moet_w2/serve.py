@@ -84,7 +84,7 @@ def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str])
         folder = rendered.model_path
         what = "is no folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"model folder {folder} {what}; set MODEL_PATH to the checkpoint's folder")
-    report = _check_checkpoint(recipe, rendered)
+    report = _check_checkpoint(recipe, rendered, environ)
     settings = _check_settings(recipe, rendered, environ)
     if settings.enabled and settings.mapped_layers:
         # The node is the worker's to find; what the process may lock at all shows here.
@@ -115,14 +115,16 @@ def _overrides(environ: Mapping[str, str]) -> command.Overrides:
     )
 
 
-def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> checkpoint.CheckpointReport:
+def _check_checkpoint(
+    recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]
+) -> checkpoint.CheckpointReport:
     report = checkpoint.inspect(rendered.model_path)
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
         raise RecipeError(f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}")
     # Keys and counts against this very checkpoint: the recipe could only hold them against each other.
     drafts = report.draft_layers if "speculative-config" in recipe.engine else 0
-    placement.plan(config.parse(envs.read(rendered.env)), report.target_layers, drafts)
+    placement.plan(config.parse(envs.read({**environ, **rendered.env})), report.target_layers, drafts)
     layers = report.target_layers + drafts
     if recipe.expect.w2_layers != layers:
         raise RecipeError(
@@ -134,7 +136,7 @@ def _check_checkpoint(recipe: Recipe, rendered: command.Command) -> checkpoint.C
 
 def _check_settings(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> config.W2Config:
     """Unknown settings, malformed ones, and exported ones that the recipe would silently replace."""
-    config.parse(envs.read(environ))
+    envs.read(environ)  # unknown ones; what is exported may need what the launcher adds, so it is parsed with that
     for name, value in rendered.env.items():
         if name in envs.SETTINGS and environ.get(name, value) != value:
             remedy = {
