@@ -18,7 +18,6 @@ from ..layer import W2Layer
 from . import layout, reads, staging
 from .eligibility import Miss
 from .key import CacheKey
-from .reads import read_exactly as read_exactly
 
 WORKERS, BATCH_LAYERS = 4, 12
 """Layers read at a time, and at most handed out before the batch is waited for."""
