@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def measure(layers: int, seconds: float, folder: Path) -> dict[str, Any]:
     totals = manager.metrics().totals
     pack.close()
     return {
-        "geometry": {"layers": layers, "experts": 256, "hidden": 4096, "width": 2048, "tokens": TOKENS, "top_k": TOP_K},
+        "geometry": {"layers": layers, **asdict(GEOMETRY), "tokens": TOKENS, "top_k": TOP_K},
         "pool": {"slots": SLOTS, "row_bytes": pack.row_bytes, "bytes": pool.rows.nbytes},
         "manager": {"count_steps": COUNT_STEPS, "most_moves": MOST_MOVES},
         "pack": f"{DISTINCT_ROWS} distinct rows, from the page cache",

@@ -75,9 +75,7 @@ def report(text: str) -> dict[str, dict[str, int]]:
             current = functions.setdefault(entry[1], {"registers": 0, "shared_bytes": 0})
             current |= dict.fromkeys(_STACK_FIELDS, 0)
         elif stack := _STACK.search(line):
-            for name, value in zip(
-                ("stack_bytes", "spill_store_bytes", "spill_load_bytes"), stack.groups(), strict=True
-            ):
+            for name, value in zip(_STACK_FIELDS, stack.groups(), strict=True):
                 current[name] += int(value)
         elif used := _USED.search(line):
             shared = _SHARED.search(used[2])

@@ -18,7 +18,7 @@ import torch
 
 from ..cache import layout, publish
 from ..cache.key import FORMAT, CacheKey
-from ..cache.load import read_exactly
+from ..cache.reads import read_exactly
 from ..errors import CacheError
 from ..layer import PROJECTIONS
 from . import codes
