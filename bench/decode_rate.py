@@ -246,6 +246,16 @@ def run(side: str, mapped: int | None, args: argparse.Namespace) -> dict[str, An
     return json.loads(result.read_text())
 
 
+def hold_options(layers: int, requests: list[int], repeats: int) -> None:
+    """End where earlier commands measured sides with other options: a result must not mix the two."""
+    path, options = WORK / "options.json", {"layers": layers, "requests": requests, "repeats": repeats}
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(options))
+    elif (found := json.loads(path.read_text())) != options:
+        raise SystemExit(f"{WORK} holds sides measured with {found}, not {options}; remove it, or give those")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="decode rate, vLLM's own experts against ours")
     parser.add_argument("--layers", type=int, default=8)
@@ -260,6 +270,7 @@ def main() -> None:
         measured = measure(str(WORK / "model"), args.child, args.requests, args.repeats, ENGINE)
         (WORK / f"{args.child}.json").write_text(json.dumps(measured))
         return
+    hold_options(args.layers, args.requests, args.repeats)
     write_model(WORK / "model", args.layers)
     wanted = {
         side: mapped

@@ -117,6 +117,14 @@ def test_a_side_that_was_measured_is_not_measured_again(tmp_path: Path, monkeypa
     assert decode_rate.run("stock", None, None) == {"requests": {}}
 
 
+def test_sides_that_were_measured_with_other_options_are_not_mixed_in(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(decode_rate, "WORK", tmp_path / "new")
+    decode_rate.hold_options(8, [1, 4], 5)
+    decode_rate.hold_options(8, [1, 4], 5)
+    with pytest.raises(SystemExit, match="holds sides measured with .*'layers': 8.*; remove it"):
+        decode_rate.hold_options(4, [1, 4], 5)
+
+
 def test_the_site_folder_is_an_installed_package(tmp_path: Path) -> None:
     site = gpu_site.make(tmp_path / "site")
     assert gpu_site.make(tmp_path / "site") == site  # again, over the old one
