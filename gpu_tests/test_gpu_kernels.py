@@ -13,6 +13,8 @@ pytestmark = pytest.mark.gpu
 
 CASES = cases.generate(500)
 SHAPE = LayerGeometry(experts=64, hidden=256, width=256)
+# Odd numbers of column tiles, row tiles that do not fill a block of prefill, and as many experts as there may be.
+ODD_SHAPES = (LayerGeometry(8, 384, 640), LayerGeometry(8, 640, 384), LayerGeometry(1024, 384, 128))
 
 
 def case_of(tokens: int, tier: str = "mixed", routing: str = "uniform", top_k: int = 6) -> Case:
@@ -24,6 +26,15 @@ def test_a_random_case_holds(case: Case) -> None:
     from kernel_bench import correctness
 
     verdict = correctness.run(case)
+    assert not verdict.failures, "; ".join(verdict.failures)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 70])
+@pytest.mark.parametrize("geometry", ODD_SHAPES, ids=str)
+def test_an_odd_shape_holds(geometry: LayerGeometry, tokens: int) -> None:
+    from kernel_bench import correctness
+
+    verdict = correctness.run(Case(2000 + tokens, geometry, tokens, 6, "mixed", "uniform", 10.0, 0.1))
     assert not verdict.failures, "; ".join(verdict.failures)
 
 
