@@ -20,6 +20,7 @@ ANY_MATRIX = rf"{MATRIX}|{WARP_GROUP_MATRIX}|{BLOCK_SCALED}"
 COPY = r"LDGSTS\..*"  # from global to shared memory, without registers
 WIDE_LOAD = r"(LDG|LDGSTS)\..*\.128(\..*)?"
 LOCAL = r"(LDL|STL)(\..*)?"
+READ_ONLY = r"LDG\..*\.CONSTANT"
 
 # Kernels of a chain may start before their predecessor in the stream has ended: they say when they need it to have
 # ended (ACQBULK) and from when on their successor may start (PREEXIT). chain.cuh says why in this order.
@@ -142,6 +143,16 @@ def chain(arch: str, function: Function) -> Iterator[str]:
         yield f"{function.name}: waits and releases are {order}, wanted {wanted}"
 
 
+def early_loads(function: Function) -> Iterator[str]:
+    """The GEMMs read nothing by the read-only path before they have waited: their activations may still be written
+    then, and the source's order does not bind the compiler for such loads."""
+    wait = next((i.address for i in function.instructions if i.opcode == "ACQBULK"), None)
+    if wait is None or not re.fullmatch(GEMM, function.name):
+        return
+    if count := function.count(READ_ONLY, within=(0, wait)):
+        yield f"{function.name}: {count} read-only loads before it waits for its predecessor"
+
+
 def matrix_loops(function: Function) -> list[tuple[int, int]]:
     """Innermost loops that hold matrix instructions."""
     loops = [loop for loop in function.loops if function.count(ANY_MATRIX, within=loop)]
@@ -153,5 +164,5 @@ def breaches(arch: str, entry: dict[str, Any], code: dict[str, Function], has: d
     found = [*resources(arch, entry["functions"], has), *spills(entry["functions"])]
     for function in code.values():
         found += [*local_memory(function), *matrix(arch, function), *wide_loads(function)]
-        found += [*weight_loops(function), *chain(arch, function)]
+        found += [*weight_loops(function), *chain(arch, function), *early_loads(function)]
     return found

@@ -193,6 +193,14 @@ def test_a_kernel_that_does_not_wait_is_found(arch: str, name: str, opcodes: lis
     assert len(list(cubin_rules.chain(arch, code(name, "EXIT", *opcodes)))) == breaches
 
 
+def test_a_read_only_load_before_the_wait_is_found() -> None:
+    assert list(cubin_rules.early_loads(code("moet_decode2_n8", "LDG.E.128", "ACQBULK", LOAD))) == []
+    assert list(cubin_rules.early_loads(code("moet_decode2_n8", LOAD))) == []  # before sm_90 nobody waits
+    assert list(cubin_rules.early_loads(code("moet_pack_planes", LOAD, "ACQBULK"))) == []
+    (line,) = cubin_rules.early_loads(code("moet_decode2_n8", LOAD, "ACQBULK", LOAD))
+    assert line == "moet_decode2_n8: 1 read-only loads before it waits for its predecessor"
+
+
 # -- the whole way: from a source to a breach
 
 BAD = """\
