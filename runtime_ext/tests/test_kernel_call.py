@@ -110,11 +110,17 @@ def test_workspace_parts_do_not_overlap_and_are_aligned() -> None:
         ((64, 256, 128), 1, 0, "1..16 experts a token, not 0"),
         ((64, 200, 128), 1, 6, "hidden size that is a multiple of 128, got 200"),
         ((64, 256, 128), 65536, 1, "1..65535 routes"),
+        ((1, 32896, 128), 1, 1, "1..32768 columns of hidden size, not 32896"),
+        ((1, 128, 32896), 1, 1, "1..32768 columns of expert width, not 32896"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused(layer, tokens, top_k, named) -> None:
     with pytest.raises(UnsupportedError, match=named):
         shapes.plan(*layer, tokens, top_k)
+
+
+def test_elements_of_the_activations_can_be_counted_in_31_bits() -> None:
+    assert shapes.MAX_ROUTES * shapes.MAX_COLS + shapes.MAX_COLS <= 1 << 31
 
 
 def a_call(tokens: int = 3, top_k: int = 2, **changes) -> Call:

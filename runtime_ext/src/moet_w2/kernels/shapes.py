@@ -22,6 +22,8 @@ DECODE_CHUNKS = (8, 16, 32)
 PREFILL_CHUNK = 64
 MAX_TOP_K = 16
 MAX_EXPERTS = 1024
+MAX_COLS = 32768
+"""Hidden size and expert width: the prefill kernels count elements of the activations in 31 bits."""
 MAX_ROUTES = 65535
 """Routes of one call: the routing kernel counts in 16 bits. A longer batch goes in several calls."""
 MAX_SHARED = 99 << 10
@@ -124,7 +126,12 @@ def plan(experts: int, hidden: int, width: int, tokens: int, top_k: int) -> Plan
         UnsupportedError: the kernels do not take such a layer or routing.
     """
     geometry = LayerGeometry(experts, hidden, width)
-    for name, value, most in (("experts", experts, MAX_EXPERTS), ("experts a token", top_k, MAX_TOP_K)):
+    for name, value, most in (
+        ("experts", experts, MAX_EXPERTS),
+        ("experts a token", top_k, MAX_TOP_K),
+        ("columns of hidden size", hidden, MAX_COLS),
+        ("columns of expert width", width, MAX_COLS),
+    ):
         if not 1 <= value <= most:
             raise UnsupportedError(
                 f"the CUDA kernels take 1..{most} {name}, not {value}; serve without --quantization moet_w2"
