@@ -17,7 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 import stop_session
-from conftest import RECIPE, REPOSITORY, Server, foreground, unlocked
+from server_support import RECIPE, REPOSITORY, Server, foreground, unlocked
 
 from moet_w2 import audit, recipe
 from validation import checks

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import stop_session
-from conftest import Server, background, unlocked
+from server_support import Server, background, unlocked
 
 pytestmark = pytest.mark.server
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import openai
 import pytest
-from conftest import Server, background
+from server_support import Server, background
 
 from validation import dsml_cases, dsml_endpoint
 from validation.dsml_cases import Answer

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import stop_session
-from conftest import RECIPE, REPOSITORY, clean_environment, engine_lock, free_port
 from safetensors.torch import load_file, save_file
+from server_support import RECIPE, REPOSITORY, clean_environment, engine_lock, free_port
 
 from moet_w2 import checkpoint, command, recipe
 

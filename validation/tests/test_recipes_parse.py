@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY, clean_environment
+from server_support import REPOSITORY, clean_environment
 
 from moet_w2 import command, recipe
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import stop_session
 from audit_document import make
-from conftest import RECIPE, REPOSITORY, clean_environment, free_port
+from server_support import RECIPE, REPOSITORY, clean_environment, free_port
 
 from moet_w2 import recipe
 
