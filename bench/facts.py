@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -53,13 +54,12 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """The command line without --out: where a result was written to is nobody else's business."""
-    kept, skip = [], False
-    for argument in given:
-        if not skip and argument.partition("=")[0] != "--out":
-            kept.append(argument)
-        skip = argument == "--out"
-    return kept
+    """The command line without --out, and with FOLDER after --dir: one machine's folders are nobody else's business."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out")
+    parser.add_argument("--dir")
+    known, kept = parser.parse_known_args(given)
+    return kept if known.dir is None else ["--dir", "FOLDER", *kept]
 
 
 def _git(*arguments: str) -> str | None:

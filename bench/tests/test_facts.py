@@ -25,3 +25,15 @@ def test_otherwise_git_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_git", lambda *arguments: "b" * 40 if "HEAD" in arguments else " M a-file")
     provenance = facts.provenance()
     assert (provenance["commit"], provenance["dirty"]) == ("b" * 40, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--layers", "5", "--out", "here.json"], ["--layers", "5"]),
+        (["--out=here.json", "speed"], ["speed"]),
+        (["--dir", "/a/folder", "--repeats", "3"], ["--dir", "FOLDER", "--repeats", "3"]),
+    ],
+)
+def test_a_machine_s_folders_stay_out_of_the_command(given: list[str], kept: list[str]) -> None:
+    assert facts._arguments(given) == kept

@@ -53,7 +53,8 @@ def _cuda_room(worker: Any, device: torch.device) -> int:
     # Blocks that torch has given back since its peak will be asked for again by the largest step.
     regrowth = stats["reserved_bytes.all.peak"] - stats["reserved_bytes.all.current"]
     measured = getattr(worker, "peak_activation_memory", None)
-    return int(worker.requested_memory - spent - (max(regrowth, RESERVE) if measured is None else measured))
+    # Graphs come on top of what steps need again.
+    return int(worker.requested_memory - spent - (regrowth + RESERVE if measured is None else measured))
 
 
 def _host_room(worker: Any) -> int:
