@@ -25,7 +25,12 @@ def cell(right: int, count: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "start,file", [("server, stock MXFP4 experts", "server-stock.json"), ("server, W2 only", "server-w2.json")]
+    "start,file",
+    [
+        ("server, stock MXFP4 experts", "server-stock.json"),
+        ("server, W2 only", "server-w2.json"),
+        ("server, W2 with FP4 correction", "server-fp4.json"),
+    ],
 )
 def test_server_rows(start: str, file: str) -> None:
     kinds = json.loads((FOLDER / "results" / file).read_text())["kinds"]
