@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 main() {
   local python
   python="$(find_python)"
-  exec "$python" "$MOET_ROOT/scripts/lib/kernels.py" "$@"
+  exec "$python" "$MOET_ROOT/scripts/lib/kernel_command.py" "$@"
 }
 
 main "$@"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kernel_build
 import kernel_check
+import kernel_command
 import kernel_compile
 import kernel_manifest
 import kernel_sources
@@ -23,15 +24,13 @@ from build_errors import FAILED, MISSING, OK, BuildError
 from kernel_sources import Job
 from kernel_toolkit import Compiler
 
-import kernels
-
 ARCHITECTURES = ["sm_80", "sm_120a"]
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     try:
-        return kernel_toolkit.compiler(pins.load(), kernels.NATIVE, download=False)
+        return kernel_toolkit.compiler(pins.load(), kernel_command.NATIVE, download=False)
     except BuildError as error:
         if error.code != MISSING:
             raise
@@ -311,15 +310,15 @@ def test_the_command_says_what_it_did_and_fails_on_drift(
     root = kernel_trees.make(tmp_path, add=kernel_trees.ADD)
     text = (pins.ROOT / "pins.toml").read_text()
     (root / "pins.toml").write_text(re.sub(r"kernel_architectures = .*", 'kernel_architectures = ["sm_80"]', text))
-    assert kernels.main([], root) == OK
+    assert kernel_command.main([], root) == OK
     assert re.search(r"^sm_80/add +[\d,]+ bytes, 1 kernels, <= \d+ registers$", capsys.readouterr().out, re.MULTILINE)
-    assert kernels.main([], root) == OK
+    assert kernel_command.main([], root) == OK
     assert "kernels: 0 compiled by nvcc" in capsys.readouterr().out
-    assert kernels.main(["--check"], root) == OK
+    assert kernel_command.main(["--check"], root) == OK
     assert "every cubin is what its source gives; 1 compiled again" in capsys.readouterr().out
     (root / "kernels" / "src" / "add.cu").write_text(kernel_trees.ADD.replace("1", "2"))
-    assert kernels.main(["--check"], root) == FAILED
+    assert kernel_command.main(["--check"], root) == FAILED
     assert "sm_80/add: made from other inputs; changed: kernels/src/add.cu" in capsys.readouterr().err
     (root / "kernels" / "src" / "add.cu").unlink()
-    assert kernels.main([], root) == FAILED
+    assert kernel_command.main([], root) == FAILED
     assert "has no sources" in capsys.readouterr().err

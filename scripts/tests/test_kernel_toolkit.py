@@ -8,13 +8,12 @@ import zipfile
 from pathlib import Path
 
 import fetch
+import kernel_command
 import kernel_toolkit
 import native_tools
 import pins
 import pytest
 from build_errors import MISSING, BuildError
-
-import kernels
 
 TABLE = pins.load()
 PINNED = TABLE.get("cuda.compiler")
@@ -106,7 +105,7 @@ def test_without_a_host_compiler_the_remedy_is_named(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", TABLE.get("cuda.readers"))
 def test_the_readers_of_cubins_run(name: str) -> None:
-    tool = kernel_toolkit.reader(TABLE, kernels.NATIVE, name)
+    tool = kernel_toolkit.reader(TABLE, kernel_command.NATIVE, name)
     done = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=True)
     assert f"V{TABLE.get(f'cuda.readers.{name}.version')}" in done.stdout
 
