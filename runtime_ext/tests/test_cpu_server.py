@@ -63,14 +63,24 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tmp_path_factory.mktemp("native"))
 
 
-def test_reuse_changes_no_token(native: dict[str, Any], tmp_path: Path) -> None:
-    """Chunks and cached prefixes against one pass over the whole prompt."""
+def test_reuse_changes_nothing_but_rounding(native: dict[str, Any], tmp_path: Path) -> None:
+    """Chunks and cached prefixes against one pass over the whole prompt.
+
+    The compiled operations sum a row alike in every batch, so each token is the same. Plain matrix products are cut up
+    by the number of rows: their sums round differently, and what the prompt leaves undecided may fall either way.
+    """
     plain = run(tmp_path, reuse=False)
     assert native["cached"] > 0 and plain["cached"] == 0
     assert native["chunk"] < LONG <= plain["chunk"]
-    assert native["tokens"] == plain["tokens"]
-    assert native["again"] == native["tokens"][-1]
     assert native["answers"] == plain["answers"]
+    assert alike(native, plain)
+    if native["compiled"]:
+        assert native["tokens"] == plain["tokens"]
+        assert native["again"] == native["tokens"][-1]
+
+
+def test_another_prompt_is_not_alike(native: dict[str, Any]) -> None:
+    assert not alike(native, native | {"logprobs": native["logprobs"][::-1]})
 
 
 def test_answers_are_right(native: dict[str, Any]) -> None:
@@ -87,10 +97,14 @@ def test_lesser_processors_agree(native: dict[str, Any], isa: str, tmp_path: Pat
     assert lesser["isa"] == isa
     assert lesser["compiled"] == (isa == "avx512_bf16")
     assert lesser["answers"] == native["answers"]
-    differences = [abs(a - b) for a, b in zip(lesser["logprobs"], native["logprobs"], strict=True)]
+    assert alike(lesser, native)
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs give the prompt's tokens the same log-probabilities, within the bounds above."""
+    differences = sorted(abs(a - b) for a, b in zip(one["logprobs"], other["logprobs"], strict=True))
     assert len(differences) > LONG
-    assert statistics.mean(differences) < MEAN
-    assert sorted(differences)[int(SHARE * len(differences))] < MOST
+    return statistics.mean(differences) < MEAN and differences[int(SHARE * len(differences))] < MOST
 
 
 def main(model: str, out: str, reuse: bool) -> None:

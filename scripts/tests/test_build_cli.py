@@ -90,8 +90,8 @@ def test_ci_runs_the_verbs_of_a_person() -> None:
 
 
 def test_check_compiles_the_kernels_again() -> None:
-    assert "\nscripts/kernels.sh --check\n" in run("make", "-n", "check").stdout
-    assert run("make", "-n", "kernels").stdout == "scripts/kernels.sh\n"
+    assert "\nscripts/kernels.sh --check\n" in run("make", "--no-print-directory", "-n", "check").stdout
+    assert run("make", "--no-print-directory", "-n", "kernels").stdout == "scripts/kernels.sh\n"
 
 
 def test_kernels_has_exit_status_2_for_wrong_usage() -> None:
