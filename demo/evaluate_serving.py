@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +21,7 @@ from moet_w2.cache import key as cache_key
 from moet_w2.correction.store import Pack
 from moet_w2.layer import PROJECTIONS, Shard
 from validation import ready
+from validation.local import engine_lock, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "bench" / "recipes" / "demo-cpu.yaml"
@@ -58,13 +57,13 @@ def server(
     document["engine"] |= dict(engine or {})
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(document, sort_keys=False))
-    port = _free_port()
+    port = free_port()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
     environment = kept | {"PORT": str(port), "W2_AUDIT_PATH": str(folder / "audit.json")} | dict(settings)
     moet = Path(sys.executable).with_name("moet")
     command = [moet, "serve", "--recipe", recipe, "--root", ROOT, *(["--stock"] if stock else [])]
     url = f"http://127.0.0.1:{port}"
-    with lock(), (folder / "server.log").open("w") as log:
+    with engine_lock(), (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -95,18 +94,3 @@ def whole_pack(store: Path) -> Pack:
     for layer in range(report.target_layers):
         pack.seal(layer)
     return pack
-
-
-@contextmanager
-def lock() -> Iterator[None]:
-    """The tests' own lock: two cores do not carry two servers."""
-    path = ROOT / ".native" / "run" / "server.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

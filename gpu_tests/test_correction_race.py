@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy
 import pytest
 import torch
+from correction_support import DONE, Eager, NoMark
 
 from moet_w2.cache.key import CacheKey
 from moet_w2.correction import codes
 from moet_w2.correction.manager import COUNT_STEPS, Manager
 from moet_w2.correction.pool import Expert, Pool
 from moet_w2.correction.store import Pack
-from moet_w2.correction.transfer import Passed
 from moet_w2.geometry import LayerGeometry
 from moet_w2.layer import PROJECTIONS, Shard, W2Layer
 from moet_w2.placement import Placement
@@ -45,7 +45,6 @@ class Delays(NamedTuple):
 LAGGING = Delays(step=4 * CYCLES, copy=CYCLES)
 """The device is always AHEAD steps behind, and rows are copied before it has caught up."""
 GEOMETRY = LayerGeometry(EXPERTS, 512, 256)
-DONE = Passed()
 
 
 class OnePhase(Pool):
@@ -58,21 +57,6 @@ class OnePhase(Pool):
     def boundary(self) -> None:
         super().boundary()
         self._cooling.clear()
-
-
-class NoMark(Pool):
-    """Wrong on purpose: takes a step that was submitted for one that has run."""
-
-    def take_slot(self):
-        taken = super().take_slot()
-        return taken and (taken[0], DONE)
-
-
-class Eager(Pool):
-    """Wrong on purpose: sets an entry without asking whether its row is there."""
-
-    def enter(self, expert: Expert, slot: int, copied) -> None:
-        super().enter(expert, slot, DONE)
 
 
 def pinned_rows(row_bytes: int, seed: int = 0) -> torch.Tensor:

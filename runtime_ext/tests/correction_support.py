@@ -1,4 +1,4 @@
-"""Packs, keys and a device that lags behind, for the tests of the correction tier."""
+"""Packs, keys, pools that are wrong on purpose and a device that lags behind, for the tests of the correction tier."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from generators import TINY, filled_layer
 
 from moet_w2.cache.key import CacheKey
 from moet_w2.correction import codes
+from moet_w2.correction.pool import Expert, Pool
 from moet_w2.correction.store import Pack
+from moet_w2.correction.transfer import Passed
 from moet_w2.layer import Shard
 
 LAYERS = 3
 KEY = CacheKey("checkpoint-a", TINY, Shard(), LAYERS)
 CPU = torch.device("cpu")
+DONE = Passed()
 
 
 def full_pack(root: Path, layers=range(LAYERS)) -> Pack:
@@ -95,3 +98,18 @@ class LaggingDevice:
             self.rows.popleft()[1]()
         elif self.steps:
             self.steps.popleft()()
+
+
+class NoMark(Pool):
+    """Wrong on purpose: counts boundaries that were submitted for steps that have run."""
+
+    def take_slot(self):
+        taken = super().take_slot()
+        return taken and (taken[0], DONE)
+
+
+class Eager(Pool):
+    """Wrong on purpose: sets an entry without asking whether the row is there."""
+
+    def enter(self, expert: Expert, slot: int, copied) -> None:
+        super().enter(expert, slot, DONE)

@@ -6,7 +6,6 @@ writes the logits of every generated token over the whole vocabulary.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -33,6 +32,8 @@ def checkpoint() -> Path:
 
 def start(folder: Path, name: str) -> dict[str, Any]:
     """One start on the cache in ``folder``; its logits, log, start-up facts and audit."""
+    from validation.local import engine_lock  # the child runs this file with another path
+
     out = folder / name
     out.mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_MOE_W2", "MOET_"))}
@@ -46,10 +47,7 @@ def start(folder: Path, name: str) -> dict[str, Any]:
         "VLLM_MOE_W2_PLANES_CACHE": str(folder / "cache"),
         "VLLM_MOE_W2_MAPPED_AUDIT_PATH": str(out / "audit.json"),
     }
-    lock = REPOSITORY / ".native" / "run" / "server.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with engine_lock():
         command = [sys.executable, __file__, str(checkpoint()), str(out / "logits.pt")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 import numpy
 import pytest
 import torch
-from correction_support import CPU, LAYERS, LaggingDevice, Moment, row_of
+from correction_support import CPU, DONE, LAYERS, Eager, LaggingDevice, Moment, NoMark, row_of
 from generators import TINY, filled_layer
 
 from moet_w2 import reference
 from moet_w2.correction.pool import Expert, Pool
 from moet_w2.correction.tier import Resident
-from moet_w2.correction.transfer import Passed
 
 ROW_BYTES = 64
-DONE = Passed()
 
 
 def make_pool(slots: int) -> Pool:
@@ -127,21 +125,6 @@ class NoWholeStep(Pool):
         super().boundary()
         self._free += [(slot, DONE) for slot, _ in self._cooling]
         self._cooling.clear()
-
-
-class NoMark(Pool):
-    """Wrong on purpose: counts boundaries that were submitted for steps that have run."""
-
-    def take_slot(self):
-        taken = super().take_slot()
-        return taken and (taken[0], DONE)
-
-
-class Eager(Pool):
-    """Wrong on purpose: sets an entry without asking whether the row is there."""
-
-    def enter(self, expert: Expert, slot: int, copied) -> None:
-        super().enter(expert, slot, DONE)
 
 
 def move_somebody(pool: Pool, staging: Iterator[torch.Tensor], chance: numpy.random.Generator) -> None:

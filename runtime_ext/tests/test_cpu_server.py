@@ -7,7 +7,6 @@ log-probabilities of a long prompt, which passes every layer kind, the indexer i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import statistics
@@ -40,6 +39,8 @@ def checkpoint() -> Path:
 
 def run(tmp_path: Path, isa: str | None = None, reuse: bool = True) -> dict[str, Any]:
     """One engine in one process; ``reuse`` turns prefix caching and chunked prefill on or off."""
+    from validation.local import engine_lock  # the child runs this file with another path
+
     out = tmp_path / f"{isa}-{reuse}.json"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
     # Without compiled bytecode every run would spend 15 s on reading vLLM's sources.
@@ -48,10 +49,7 @@ def run(tmp_path: Path, isa: str | None = None, reuse: bool = True) -> dict[str,
     if isa is not None:
         environment["VLLM_MOE_W2_CPU_ISA"] = isa
     command = [sys.executable, __file__, str(checkpoint()), str(out), str(int(reuse))]
-    lock = REPOSITORY / ".native" / "run" / "server.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with engine_lock():
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "Using V2 Model Runner" in done.stdout + done.stderr

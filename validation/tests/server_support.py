@@ -1,11 +1,9 @@
-"""Real servers for tests, and the lock that keeps two from running at once."""
+"""Real servers for tests."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import stop_session
 
 from moet_w2 import recipe
 from validation import ready
+from validation.local import engine_lock, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPE = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
@@ -31,21 +30,6 @@ CLEARED = (
     "MOET_STORE_DIR",
     "VLLM_API_KEY",
 )
-
-
-@contextmanager
-def engine_lock() -> Iterator[None]:
-    """Only one engine at a time on this machine's checkout: two cores do not carry two."""
-    path = REPOSITORY / ".native" / "run" / "server.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def clean_environment(**variables: str) -> dict[str, str]:

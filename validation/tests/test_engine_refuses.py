@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import stop_session
 from safetensors.torch import load_file, save_file
-from server_support import RECIPE, REPOSITORY, clean_environment, engine_lock, free_port
+from server_support import RECIPE, REPOSITORY, clean_environment
 
 from moet_w2 import checkpoint, command, recipe
+from validation.local import engine_lock, free_port
 
 pytestmark = pytest.mark.server
 LIMIT_SECONDS = 180

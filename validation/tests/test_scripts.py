@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import stop_session
 from audit_document import make
-from server_support import RECIPE, REPOSITORY, clean_environment, free_port
+from server_support import RECIPE, REPOSITORY, clean_environment
 
 from moet_w2 import recipe
+from validation.local import free_port
 
 V2 = "INFO Using V2 Model Runner"
 
