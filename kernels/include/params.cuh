@@ -33,7 +33,7 @@ struct RoutingParams {
     const uint8_t* scales13;
     const uint8_t* planes2;
     const uint8_t* scales2;
-    Entry* entries;           // out, room for experts + tokens * top_k / chunk
+    Entry* entries;           // out, room for min(experts, tokens * top_k) + tokens * top_k / chunk
     int32_t* header;          // out, [2]
     int32_t* routes;          // out, [tokens * top_k]: route = token * top_k + choice, grouped by expert
     int64_t planes13_bytes;   // bytes of one expert in each part
