@@ -108,6 +108,17 @@ def test_wrong_kernels_fail(spoil: Callable, named: str) -> None:
     assert any(named in failure for failure in judged(case_of(), spoil).failures)
 
 
+def test_an_error_of_the_kernels_own_fails_where_the_whole_error_is_small_enough() -> None:
+    def scale(kernel: str, written: torch.Tensor) -> None:
+        if "decode2" in kernel:
+            written.mul_(1.001)
+
+    good, bad = judged(case_of("base")), judged(case_of("base"), scale)
+    assert good.own < correctness.OWN_TOLERANCE and bad.error < correctness.TOLERANCE
+    (failure,) = bad.failures
+    assert failure.startswith("error beyond bfloat16's roundings")
+
+
 def test_a_row_without_a_route_must_be_zero() -> None:
     verdict = judged(case_of("base", "negative"), one_off("combine", (0, 0), 1e-6))
     assert "a token without a route is not zero" in verdict.failures

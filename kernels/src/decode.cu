@@ -144,9 +144,16 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int index) {
     return index == 0 ? words.x : index == 1 ? words.y : index == 2 ? words.z : words.w;
 }
 
+// A lane's 16 bytes of activations. Those of the second GEMM come from the first, which may still run when this kernel
+// starts: the read-only path (ld.global.nc) is not for them (PTX ISA, "ld": read-only for the kernel's whole life).
+template <bool First>
+__device__ __forceinline__ uint4 read_tokens(const uint4* from) {
+    return First ? __ldg(from) : *from;
+}
+
 // Half a unit of two row tiles against every token. `spread` is where the exponents of this lane's first row begin,
 // `x` where its activations do; those of the first eight tokens may be in `tokens` already.
-template <bool Fp4, int TokenTiles>
+template <bool First, bool Fp4, int TokenTiles>
 __device__ __forceinline__ void compute(float (&sum)[2][TokenTiles][4], const uint4 (&words)[2], uint32_t spread,
                                         const uint4 (&tokens)[8], const uint4* const (&x)[TokenTiles], int half,
                                         int token_tiles) {
@@ -173,7 +180,7 @@ __device__ __forceinline__ void compute(float (&sum)[2][TokenTiles][4], const ui
         for (int nt = 0; nt < TokenTiles; ++nt) {
             if (nt > 0 && nt >= token_tiles) break;
             const int place = half * kScaleBlocks + j;
-            const uint4 b = kAhead<TokenTiles> && nt == 0 ? tokens[place] : __ldg(x[nt] + place * 4);
+            const uint4 b = kAhead<TokenTiles> && nt == 0 ? tokens[place] : read_tokens<First>(x[nt] + place * 4);
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
                 mma(sum[m][nt], a[m].step[0], b.x, b.y);
@@ -264,7 +271,7 @@ __device__ __forceinline__ void decode(const GemmParams& p) {
             uint4 tokens[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                if (kAhead<TokenTiles> && (i < 4 || (!fp4 && whole))) tokens[i] = __ldg(x[0] + 4 * i);
+                if (kAhead<TokenTiles> && (i < 4 || (!fp4 && whole))) tokens[i] = read_tokens<First>(x[0] + 4 * i);
             wait_for_copies<kRing - 1>();
             __syncwarp();
 #pragma unroll
@@ -279,9 +286,9 @@ __device__ __forceinline__ void decode(const GemmParams& p) {
                     const uint32_t at = stage + lane * 16 + (4 * pair + half) * kHalfUnit;
                     const uint4 words[2] = {read_shared16(at), read_shared16(at + 2 * kHalfUnit)};
                     if (fp4)
-                        compute<true>(sum[pair], words, spread + pair * 1024 + g * 32, tokens, x, half, token_tiles);
+                        compute<First, true>(sum[pair], words, spread + pair * 1024 + g * 32, tokens, x, half, token_tiles);
                     else
-                        compute<false>(sum[pair], words, spread + pair * 1024 + g * 32, tokens, x, half, token_tiles);
+                        compute<First, false>(sum[pair], words, spread + pair * 1024 + g * 32, tokens, x, half, token_tiles);
                 }
             }
             __syncwarp();
