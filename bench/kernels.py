@@ -5,6 +5,7 @@
     python bench/kernels.py speed [--stock]             microseconds and bandwidth, beside vLLM's own experts
     python bench/kernels.py stock --backend NAME        vLLM's own experts alone
     python bench/kernels.py mapped                      the same over planes in host memory
+    python bench/kernels.py counters                    what keeps the GEMMs' warps from issuing, by ncu
     python bench/kernels.py quick [--cubins DIR]        a small check and the speed of several builds side by side
     python bench/kernels.py activations [--sass]        what e4m3 activations would cost in accuracy; needs no GPU
 
@@ -98,6 +99,18 @@ def _mapped(args: argparse.Namespace) -> dict[str, Any]:
     return mapped.measure()
 
 
+def _counters(args: argparse.Namespace) -> dict[str, Any]:
+    from kernel_bench import counters
+
+    if args.child:
+        counters.run(args.tokens)
+        return {}
+    result = counters.measure(args.tokens)
+    for one in result["kernels"]:
+        counters.print_record(one)
+    return result
+
+
 def _quick(args: argparse.Namespace) -> dict[str, Any]:
     from kernel_bench import quick
 
@@ -124,7 +137,8 @@ def _print_summary(found: dict[str, Any]) -> dict[str, Any]:
     print(
         f"{found['cases']} cases, {found['failed']} failed; relative error: largest {found['largest_error']:.3e} "
         f"({found['largest_error_case']}), median {found['median_error']:.3e}, of which rounding to bfloat16 alone "
-        f"makes {found['median_unavoidable']:.3e}; allowed {found['tolerance']:.0e}"
+        f"makes {found['median_unavoidable']:.3e}; allowed {found['tolerance']:.0e}; beyond such rounding at most "
+        f"{found['largest_own_error']:.1e}, allowed {found['own_tolerance']:.0e}"
     )
     return found
 
@@ -154,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--backend", default="auto")
     one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,32,64,256,2048")
     command("mapped", _mapped)
+    one = command("counters", _counters)
+    one.add_argument("--tokens", **numbers, default="1,8,64,2048")
+    one.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     one = command("quick", _quick)
     one.add_argument("--cubins", type=Path, help="folder of builds, <variant>/<source>.cubin")
     one.add_argument("--tokens", **numbers, default="1,2,4,5,8,16,64,256,2048")

@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kernel_emulator
-from kernel_bench import activations, cases, chain, quick, sass, speed, stock, timing, traffic, workload
+from kernel_bench import activations, cases, chain, counters, quick, sass, speed, stock, timing, traffic, workload
 
 import kernels
 from moet_w2.geometry import LayerGeometry
@@ -278,3 +278,24 @@ def test_the_choice_of_bfloat16_stands_on_its_result() -> None:
     mma = {arch: " ".join(kernels["fp8_mma"]) for arch, kernels in found["instructions"].items()}
     assert [arch for arch, names in mma.items() if "QMMA" in names] == ["sm_89", "sm_120a"]
     assert all("HMMA" in mma[arch] and "F2FP" in mma[arch] for arch in ("sm_90a", "sm_100a"))
+
+
+COUNTERS = """==PROF== Connected
+"ID","Kernel Name","gpu__time_duration.sum","smsp__average_warps_issue_stalled_wait_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_math_per_issue_active.ratio","sm__pipe_x.avg.pct_of_peak_sustained_active"
+"","","us","inst","inst","%"
+"0","moet_decode13_n8(GemmParams)","1,018.5","1.5","2.5","40"
+"1","moet_decode2_n8(GemmParams)","8.0","0","n/a","50"
+""".replace("\\\n", "")
+
+
+def test_counters_are_read_and_sorted() -> None:
+    first, second = counters.records(COUNTERS, (1,))
+    assert first["kernel"] == "moet_decode13_n8" and first["tokens"] == 1 and first["microseconds"] == 1018.5
+    assert list(first["stalls"].items()) == [("math", 2.5), ("wait", 1.5)] and second["stalls"] == {}
+    assert first["memory_percent"] is None and first["other"] == {"sm__pipe_x.avg.pct_of_peak_sustained_active": 40.0}
+
+
+def test_counters_of_too_few_kernels_are_refused() -> None:
+    with pytest.raises(SystemExit, match="saw 2 GEMMs, expected two for each of 2"):
+        counters.records(COUNTERS, (1, 8))
