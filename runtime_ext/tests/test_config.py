@@ -33,6 +33,7 @@ def test_every_setting_is_read() -> None:
         "_CPU_ISA": "avx2",
         "_TRACE": "/t",
         "_BLOCK_SCALED": "1",
+        "_PROFILE": "mine",
     }
     assert {f"VLLM_MOE_W2{name}" for name in values} == set(envs.SETTINGS)
     assert parse(**values) == config.W2Config(
@@ -52,6 +53,7 @@ def test_every_setting_is_read() -> None:
         "avx2",
         trace=Path("/t"),
         block_scaled=True,
+        profile="mine",
     )
 
 

@@ -39,6 +39,7 @@ class W2Config:
         delta_auto: as many correction slots as fit beside the KV cache; ``delta_gib`` is 0 then.
         trace: file that receives the routing trace, or None.
         block_scaled: calls of up to 8 tokens take the unvalidated block-scaled kernels.
+        profile: name of what is served, or None.
     """
 
     enabled: bool = True
@@ -58,6 +59,7 @@ class W2Config:
     delta_auto: bool = False
     trace: Path | None = None
     block_scaled: bool = False
+    profile: str | None = None
 
 
 def parse(settings: envs.Settings) -> W2Config:
@@ -84,6 +86,7 @@ def parse(settings: envs.Settings) -> W2Config:
         delta_auto=settings.delta_gb == _AUTO,
         trace=Path(settings.trace) if settings.trace else None,
         block_scaled=_flag("VLLM_MOE_W2_BLOCK_SCALED", settings.block_scaled, default=False),
+        profile=settings.profile,
     )
     corrected = bool(config.delta_gib or config.delta_auto)
     if corrected and config.store_dir is None:

@@ -29,6 +29,7 @@ SETTINGS: dict[str, str] = {
     "VLLM_MOE_W2_FAST_LOAD_WORKERS": "threads that read ready planes (default 4)",
     "VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS": "layers handed to them at once (default 12, at most 12)",
     "VLLM_MOE_W2_BLOCK_SCALED": "1: block-scaled kernels for up to 8 tokens on sm_120, unvalidated; 0 (default): none",
+    "VLLM_MOE_W2_PROFILE": "name that log, audit and metrics give to what is served; moet serve sets the recipe's",
     "VLLM_MOE_W2_CPU_ISA": "caps the instruction set used on a CPU: amx, avx512_bf16, avx512 or avx2",
 }
 """Every setting that this version honours, with its meaning."""
@@ -54,6 +55,7 @@ class Settings:
     cpu_isa: str | None = None
     trace: str | None = None
     block_scaled: str | None = None
+    profile: str | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:
@@ -87,6 +89,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         cpu_isa=text("_CPU_ISA"),
         trace=text("_TRACE"),
         block_scaled=text("_BLOCK_SCALED"),
+        profile=text("_PROFILE"),
     )
 
 
