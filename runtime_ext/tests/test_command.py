@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from recipe_text import broken, write
+from recipe_text import VALID, broken, write
 
-from moet_w2 import command, recipe
+from moet_w2 import cache_root, command, config, recipe
 from moet_w2.errors import RecipeError
 
 GOLDEN = """\
@@ -20,6 +20,7 @@ env SOME_THREADS=2 \\
     VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS=3 \\
     VLLM_MOE_W2_MAPPED_AUDIT_PATH={root}/.native/run/tiny/audit.json \\
     VLLM_MOE_W2_MAPPED_LAYERS=2,3 \\
+    VLLM_MOE_W2_PROFILE=tiny \\
     vllm serve {root}/models/tiny \\
       --served-model-name tiny-model \\
       --host 127.0.0.1 \\
@@ -59,14 +60,15 @@ def test_document_says_the_same(loaded):
 def test_every_override_takes_its_place(loaded):
     overrides = command.Overrides(
         model_path=Path("/m"), served_model_name="other", host="::", port=81, audit_path=Path("/a.json"),
-        cache_root=Path("/c"),
+        cache_root=Path("/c"), cuda_visible_devices="1",
     )  # fmt: skip
     rendered = command.render(loaded, overrides)
     text = " ".join(rendered.argv)
     assert text.startswith("vllm serve /m --served-model-name other --host :: --port 81 --quantization moet_w2 ")
     assert rendered.env["VLLM_MOE_W2_MAPPED_AUDIT_PATH"] == "/a.json"
-    caches = {name: value for name, value in rendered.env.items() if value.startswith("/c/")}
-    assert caches == {name: f"/c/{folder}" for name, folder in command.CACHE_FOLDERS.items()}
+    caches = {name: value for name, value in rendered.env.items() if value.startswith("/c/jit/")}
+    assert caches == {cache.variable: f"/c/jit/{cache.folder}" for cache in cache_root.JIT_CACHES}
+    assert rendered.env["CUDA_VISIBLE_DEVICES"] == "1"
     assert rendered.base_url == "http://[::1]:81"
 
 
@@ -106,9 +108,55 @@ def test_nothing_is_rendered_for_empty_lists(tmp_path):
     assert not {"VLLM_MOE_W2_MAPPED_LAYERS", "VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS"} & env.keys()
 
 
-def test_correction_pool_is_rendered(tmp_path):
-    env = command.render(recipe.load(write(tmp_path, broken("w2/correction/gb", 6))), command.Overrides()).env
-    assert env["VLLM_MOE_W2_DELTA_GB"] == "6"
+@pytest.mark.parametrize("size", [6, 0.25, "auto"])
+def test_correction_is_rendered_whole(tmp_path, size):
+    data = broken("w2/correction", {"exclude_layers": [], "gb": size, "policy": "lru", "prefill_fp4": False})
+    env = command.render(recipe.load(write(tmp_path, data)), command.Overrides()).env
+    correction = {name: value for name, value in env.items() if "_DELTA_" in name or "_PREFILL_" in name}
+    assert correction == {
+        "VLLM_MOE_W2_DELTA_GB": str(size),
+        "VLLM_MOE_W2_DELTA_POLICY": "lru",
+        "VLLM_MOE_W2_PREFILL_FP4": "0",
+    }
+
+
+def test_a_correction_has_a_store_below_cache_root(tmp_path):
+    loaded = recipe.load(write(tmp_path, broken("w2/correction/gb", 6)))
+    rendered = command.render(loaded, command.Overrides(default_cache_root=Path("/d")))
+    assert rendered.env["VLLM_MOE_W2_STORE_DIR"] == "/d/store" and rendered.load_format == "moet"
+    assert "VLLM_MOE_W2_PLANES_CACHE" not in rendered.env
+    rendered = command.render(loaded, command.Overrides(cache_root=Path("/c"), default_cache_root=Path("/d")))
+    assert rendered.env["VLLM_MOE_W2_STORE_DIR"] == "/c/store"
+    rendered = command.render(loaded, command.Overrides(cache_root=Path("/c"), store_dir=Path("/s")))
+    assert rendered.env["VLLM_MOE_W2_STORE_DIR"] == "/s"
+    data = broken("w2/correction/gb", 6)
+    data["engine"]["load-format"] = "auto"
+    other = recipe.load(write(tmp_path, data))
+    assert "VLLM_MOE_W2_STORE_DIR" not in command.render(other, command.Overrides()).env
+
+
+def test_a_gpu_keeps_everything_below_cache_root(tmp_path):
+    loaded = recipe.load(write(tmp_path, {**VALID, "device": {"kind": "cuda"}}))
+    rendered = command.render(loaded, command.Overrides(default_cache_root=Path("/d")))
+    assert rendered.env["VLLM_MOE_W2_PLANES_CACHE"] == "/d/planes" and rendered.load_format == "moet"
+    assert rendered.env["TRITON_CACHE_DIR"] == "/d/jit/triton"
+    stock = command.render(loaded, command.Overrides(default_cache_root=Path("/d")), stock=True)
+    assert "VLLM_MOE_W2_PLANES_CACHE" not in stock.env and stock.env["TRITON_CACHE_DIR"] == "/d/jit/triton"
+    on_cpu = recipe.load(write(tmp_path, {**VALID, "device": {"kind": "cpu"}}))
+    assert "TRITON_CACHE_DIR" not in command.render(on_cpu, command.Overrides()).env
+
+
+def test_a_made_up_model_has_no_text_and_no_ready_planes(tmp_path):
+    data = {**broken("w2/correction/gb", 6), "device": {"kind": "cuda"}}
+    data["model"]["synthetic"] = True
+    data["engine"] |= dict.fromkeys(command.TEXT_OPTIONS, "x")
+    loaded = recipe.load(write(tmp_path, data))
+    rendered = command.render(loaded, command.Overrides(default_cache_root=Path("/d")))
+    assert rendered.argv[-3:] == ("--load-format", config.SYNTHETIC_FORMAT, "--skip-tokenizer-init")
+    assert not {f"--{option}" for option in command.TEXT_OPTIONS} & set(rendered.argv)
+    assert rendered.env["VLLM_MOE_W2_STORE_DIR"] == "/d/store" and "VLLM_MOE_W2_PLANES_CACHE" not in rendered.env
+    with pytest.raises(RecipeError, match="load-format = moet_synthetic never fills VLLM_MOE_W2_PLANES_CACHE"):
+        command.render(loaded, command.Overrides(planes_cache_dir=Path("/p")))
 
 
 @pytest.mark.parametrize("port", [0, 65536])

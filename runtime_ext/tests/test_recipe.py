@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from recipe_text import LAYER_BYTES, MISSING, VALID, broken, write
 
-from moet_w2 import recipe
+from moet_w2 import config, recipe
 from moet_w2.errors import RecipeError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,7 +69,16 @@ MISTAKES = {
         [4],
         ["layer key 4 is out of range", "expect.w2_layers = 4 allows 0 to 3"],
     ),
-    "correction below zero": ("w2/correction/gb", -1, ["w2.correction.gb", "-1"]),
+    "correction below zero": ("w2/correction/gb", -1, ["w2.correction.gb: -1 is not a size", "6 or 0.25, auto"]),
+    "correction of another word": ("w2/correction/gb", "most", ["w2.correction.gb: 'most' is not a size"]),
+    "correction switched on": ("w2/correction/gb", True, ["w2.correction.gb: True is not a size"]),
+    "correction policy": ("w2/correction/policy", "lfu", ["w2.correction.policy = 'lfu'", "'freq' or 'lru'"]),
+    "prefill not a boolean": ("w2/correction/prefill_fp4", 1, ["w2.correction.prefill_fp4 = 1", "valid boolean"]),
+    "device of another kind": ("device", {"kind": "rocm"}, ["device.kind = 'rocm'", "'cuda' or 'cpu'"]),
+    "device with an unknown key": ("device", {"kind": "cuda", "vram": 95}, ["did you mean vram_gib?"]),
+    "capability not a version": ("device", {"kind": "cuda", "capability": ["sm_90"]}, ["capability[0] = 'sm_90'"]),
+    "capability as a number": ("device", {"kind": "cuda", "capability": [9.0]}, ["device.capability[0] = 9.0"]),
+    "a cpu with VRAM": ("device", {"kind": "cpu", "vram_gib": 1}, ["device: a cpu has neither capability nor"]),
     "mapped layers differ": (
         "expect/mapped_layers",
         [2],
@@ -121,6 +131,75 @@ def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, place, value, words)
         assert word in message
 
 
+def test_made_up_weights_have_one_load_format(tmp_path):
+    data = broken("model/synthetic", True)
+    data["engine"]["load-format"] = "moet"
+    with pytest.raises(RecipeError, match="engine.load-format = 'moet' contradicts model.synthetic = True; remove one"):
+        recipe.load(write(tmp_path, data))
+
+
+def test_correction_sizes(tmp_path):
+    def loaded(size):
+        return recipe.load(write(tmp_path, broken("w2/correction/gb", size))).w2.correction
+
+    assert [loaded(size).nbytes for size in (0, 0.25, 6, "auto")] == [0, 2**28, 6 * 2**30, None]
+    assert (loaded(6).policy, loaded(6).prefill_fp4) == ("freq", True)
+    assert typing.get_args(type(loaded(6)).model_fields["policy"].annotation) == config.DELTA_POLICIES
+
+
+def extending(tmp_path, text: str, name: str = "mine.yaml") -> Path:
+    """A recipe beside the valid one, with ``extends: tiny.yaml`` unless the text says otherwise."""
+    path = write(tmp_path).with_name(name)
+    path.write_text(text if "extends:" in text else f"extends: tiny.yaml\n{text}")
+    return path
+
+
+def test_extends_takes_over_key_by_key(tmp_path):
+    path = extending(
+        tmp_path,
+        "name: mine\nw2: {mapped_layers: [1]}\nexpect: {mapped_layers: [1], mapped_bytes: 1769472}\n"
+        "engine: {cudagraph-capture-sizes: [8], speculative-config: {num_speculative_tokens: 2}, block-size: 64}\n",
+    )
+    base, mine = recipe.load(path.with_name("tiny.yaml")), recipe.load(path)
+    assert (mine.name, mine.file, mine.root) == ("mine", path, tmp_path)
+    assert mine.w2.mapped_layers == (1,) and mine.w2.correction == base.w2.correction
+    changed = {"cudagraph-capture-sizes": [8], "block-size": 64}
+    changed["speculative-config"] = {"method": "dspark", "num_speculative_tokens": 2}
+    assert dict(mine.engine) == dict(base.engine) | changed
+    assert mine.model == base.model and mine.environment == base.environment
+
+
+def test_digest_follows_what_is_extended(tmp_path):
+    path = extending(tmp_path, "name: mine\n")
+    first = recipe.load(path).digest
+    write(tmp_path, broken("duration", "long"))
+    assert recipe.load(path).digest != first
+
+
+def test_a_recipe_may_extend_one_that_extends(tmp_path):
+    extending(tmp_path, "name: middle\nduration: long\n", "middle.yaml")
+    path = extending(tmp_path, "extends: middle.yaml\nname: mine\n")
+    loaded = recipe.load(path)
+    assert (loaded.name, loaded.duration, loaded.description) == ("mine", "long", VALID["description"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: absent.yaml\n", "mine.yaml: extends absent.yaml: No such file or directory; name a recipe of this"),
+        ("extends: ../tiny.yaml\n", "extends = '../tiny.yaml' is not the name of a recipe in this folder"),
+        ("extends: [tiny.yaml]\n", "extends = ['tiny.yaml'] is not the name"),
+        ("extends: mine.yaml\n", "extends goes in a circle: mine.yaml -> mine.yaml; take one out"),
+        ("w2: {zzz: 1}\n", "mine.yaml (extends tiny.yaml): w2.zzz = 1 is not a key of a recipe"),
+        ("w2: 1\n", "mine.yaml (extends tiny.yaml): w2 = 1 must be a valid dictionary"),
+    ],
+)
+def test_mistakes_of_extending(tmp_path, text, words):
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(extending(tmp_path, text))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_further_mistakes_are_counted(tmp_path):
     data = broken("name", 7) | {"duration": 8}
     with pytest.raises(RecipeError, match=r"name = 7 .*\(and 1 more\)$"):
@@ -130,7 +209,7 @@ def test_further_mistakes_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "a recipe is a mapping with keys name, description"),
+        ("", "a recipe is a mapping with keys such as name"),
         ("- a\n- b\n", "a recipe is a mapping"),
         ("name: [1\n", "not valid YAML"),
         ("name: a\nname: b\n", "key 'name' stands twice (line 2)"),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_text import MISSING, broken, write
+from recipe_text import MISSING, VALID, broken, write
 
 from moet_w2 import checkpoint, preflight, recipe, serve, served
 from moet_w2.errors import CheckpointError, ConfigError
@@ -35,8 +35,10 @@ def launch(tmp_path, monkeypatch, capsys):
             "CACHE_ROOT",
             "MOET_STORE_DIR",
             "MOET_PLANES_CACHE_DIR",
+            "CUDA_VISIBLE_DEVICES",
         ):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
     (tmp_path / "models" / "tiny").mkdir(parents=True)
@@ -119,6 +121,7 @@ def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):
         "SERVED_MODEL_NAME": "renamed",
         "HOST": "127.0.0.2",
         "PORT": "8123",
+        "CUDA_VISIBLE_DEVICES": "1",
         "W2_AUDIT_PATH": str(tmp_path / "a.json"),
         "CACHE_ROOT": str(tmp_path / "cache"),
         "MOET_PLANES_CACHE_DIR": str(tmp_path / "planes"),
@@ -130,9 +133,10 @@ def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):
     assert (document["model_path"], document["model"]) == (str(tmp_path), "renamed")
     assert document["base_url"] == "http://127.0.0.2:8123"
     assert document["audit_path"] == values["W2_AUDIT_PATH"]
-    assert document["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
+    assert document["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "jit" / "triton")
     assert document["environment"]["VLLM_MOE_W2_PLANES_CACHE"] == values["MOET_PLANES_CACHE_DIR"]
     assert document["environment"]["VLLM_MOE_W2_STORE_DIR"] == values["MOET_STORE_DIR"]
+    assert document["environment"]["CUDA_VISIBLE_DEVICES"] == "1"
     assert document["argv"][-2:] == ["--load-format", "moet"]
     assert not (tmp_path / "planes").exists()
 
@@ -144,9 +148,59 @@ def test_key_reaches_the_server_and_no_output(launch, monkeypatch, tmp_path):
     assert "secret-word" not in result.out + result.err + served.note(tmp_path).read_text()
 
 
+def test_key_of_a_file_reaches_the_server_and_no_output(launch, tmp_path):
+    file = tmp_path / "key"
+    file.write_text("secret-word\n")
+    file.chmod(0o640)
+    result = launch("--print", "json", "--api-key-file", str(file))
+    program, argv, env = result.started[0]
+    assert env["VLLM_API_KEY"] == "secret-word"
+    assert "secret-word" not in result.out + result.err + served.note(tmp_path).read_text() + " ".join(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        ("", 0o600, "is empty; write the key into it"),
+        ("hidden one\n", 0o600, "is not one line of printable ASCII"),
+        ("hidden\none", 0o600, "is not one line of printable ASCII"),
+        ("hidden\u00e9", 0o600, "is not one line of printable ASCII"),
+        ("hidden", 0o644, "can be read by everybody; chmod o-r"),
+        (None, 0o600, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_refuses_a_key_file_without_a_usable_key(launch, tmp_path, text, mode, words):
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    result = launch("--api-key-file", str(file))
+    refused(result, f"--api-key-file={file} ", words)
+    assert "hidden" not in result.err
+
+
+def test_refuses_two_keys(launch, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_API_KEY", "hidden")
+    result = launch("--api-key-file", str(tmp_path / "key"))
+    refused(result, "and VLLM_API_KEY are both given; use one")
+    assert "hidden" not in result.err
+
+
+def test_a_model_without_weights_is_held_against_its_config(launch, tmp_path, monkeypatch):
+    data = broken("model/synthetic", True)
+    monkeypatch.setattr(checkpoint, "inspect", None)
+    report = checkpoint.CheckpointReport(tmp_path, 1, 0, GEOMETRY, 0, 0)
+    monkeypatch.setattr(checkpoint, "describe", lambda path: report)
+    monkeypatch.setattr(checkpoint, "read_config", lambda path: {"n_mtp_layers": 3})
+    assert "moet_synthetic" in launch(data=data).started[0][1]
+    monkeypatch.setattr(checkpoint, "read_config", lambda path: {"n_mtp_layers": 4})
+    other = launch(data=data)
+    assert other.code == 2 and "1 target layers and 4 draft layers" in other.err
+
+
 def test_open_host_without_a_key_is_noted(launch, monkeypatch):
     monkeypatch.setenv("HOST", "0.0.0.0")
-    assert launch().err == "moet: note: 0.0.0.0 is open to the network without VLLM_API_KEY\n"
+    assert launch().err == "moet: note: 0.0.0.0 is open to the network without VLLM_API_KEY or --api-key-file\n"
     monkeypatch.setenv("VLLM_API_KEY", "k")
     assert launch().err == ""
 
@@ -204,9 +258,12 @@ def test_a_recipes_correction_takes_an_exported_store(launch, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("name", ["VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_PLANES_CACHE"])
-def test_refuses_a_cache_that_the_load_format_would_not_fill(launch, monkeypatch, name):
-    monkeypatch.setenv(name, "/somewhere")
-    refused(launch(), f"{name}=/somewhere needs --load-format moet, not auto", "set MOET_PLANES_CACHE_DIR")
+def test_folders_may_be_named_as_the_server_knows_them(launch, monkeypatch, tmp_path, name):
+    monkeypatch.setenv(name, str(tmp_path / "mine"))
+    _, argv, env = launch().started[0]
+    assert env[name] == str(tmp_path / "mine") and argv[-2:] == ["--load-format", "moet"]
+    refused_later = launch("--stock")
+    assert refused_later.code == 2 and f"{name}={tmp_path}/mine needs --load-format moet, not auto" in refused_later.err
 
 
 @pytest.mark.parametrize(
@@ -224,7 +281,7 @@ def test_folders_are_made_and_what_is_no_folder_is_refused(launch, monkeypatch, 
     monkeypatch.delenv(setting)
     (tmp_path / "file").touch()
     monkeypatch.setenv(variable, str(tmp_path / "file"))
-    assert "file cannot be made (File exists); set MOET_PLANES_CACHE_DIR or MOET_STORE_DIR" in launch().err
+    assert "file cannot be made (File exists); set CACHE_ROOT, MOET_PLANES_CACHE_DIR or MOET_STORE_DIR" in launch().err
 
 
 def test_what_an_earlier_start_told_is_taken_away(launch, tmp_path):
@@ -318,4 +375,6 @@ def test_refuses_an_audit_path_that_cannot_be_written(launch, monkeypatch, tmp_p
 
 def test_refuses_an_environment_without_the_server(launch, tmp_path):
     (tmp_path / "bin" / "vllm").unlink()
-    refused(launch(), "bin/vllm does not exist", "make setup")
+    refused(launch(), "bin/vllm does not exist", "with: make setup")
+    cuda = launch(data={**VALID, "device": {"kind": "cuda"}})
+    assert cuda.code == 2 and "with: scripts/build-native.sh cuda\n" in cuda.err

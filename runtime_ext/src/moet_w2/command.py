@@ -9,41 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import LOAD_FORMAT
+from . import cache_root
+from .config import LOAD_FORMAT, SYNTHETIC_FORMAT
 from .errors import RecipeError
+from .overrides import Overrides
 from .recipe import Recipe
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
-
-CACHE_FOLDERS = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "DG_JIT_CACHE_DIR": "deep_gemm",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TILELANG_CACHE_DIR": "tilelang",
-    "CUTE_DSL_CACHE_DIR": "cute_dsl",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Cache variable of every compiler at run time -> its folder under CACHE_ROOT."""
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """What one machine may change about a recipe. None keeps the recipe's value, or the default.
-
-    Geometry, layers and limits are not here: they belong to the recipe, and the audit is judged by them.
-    """
-
-    model_path: Path | None = None
-    served_model_name: str | None = None
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
-    audit_path: Path | None = None
-    cache_root: Path | None = None
-    store_dir: Path | None = None
-    planes_cache_dir: Path | None = None
+TEXT_OPTIONS = (
+    "tokenizer-mode",
+    "reasoning-parser",
+    "tool-call-parser",
+    "enable-auto-tool-choice",
+    "default-chat-template-kwargs",
+)
+"""Options that need a tokenizer: a made-up model has none, and no text that could be parsed."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +100,27 @@ def render(recipe: Recipe, overrides: Overrides, stock: bool = False, program: s
     argv += ["--host", overrides.host, "--port", str(overrides.port)]
     if not stock:
         argv += ["--quantization", "moet_w2"]
-    folders = {} if stock else _folders(overrides)
-    engine = dict(recipe.engine) | _load_format(recipe, folders)
+    folders = {} if stock else cache_root.folders(recipe, overrides)
+    engine = _engine(recipe, folders)
     for option, value in engine.items():
         argv += _option(option, value)
     env = dict(recipe.environment) | _w2_environment(recipe, audit_path) | folders
-    if overrides.cache_root is not None:
-        root = overrides.cache_root.absolute()
-        env |= {name: str(root / folder) for name, folder in CACHE_FOLDERS.items()}
+    env |= cache_root.jit_environment(recipe, overrides)
+    if overrides.cuda_visible_devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = overrides.cuda_visible_devices
     load_format = str(engine.get("load-format", "auto"))
     return Command(tuple(argv), env, model_path, model, overrides.host, overrides.port, audit_path, load_format)
+
+
+def _engine(recipe: Recipe, folders: Mapping[str, str]) -> dict[str, Any]:
+    """The recipe's options, and what follows from the rest of it."""
+    engine = dict(recipe.engine)
+    if recipe.model.synthetic:
+        kept = {option: value for option, value in engine.items() if option not in TEXT_OPTIONS}
+        return kept | {"load-format": SYNTHETIC_FORMAT, "skip-tokenizer-init": True}
+    if folders:
+        engine.setdefault("load-format", LOAD_FORMAT)
+    return engine
 
 
 def _option(option: str, value: Any) -> list[str]:
@@ -143,36 +133,21 @@ def _option(option: str, value: Any) -> list[str]:
     return [f"--{option}", *(str(word) for word in words)]
 
 
-def _folders(overrides: Overrides) -> dict[str, str]:
-    """Settings of the folders that a first start fills and later ones read."""
-    given = {
-        "VLLM_MOE_W2_STORE_DIR": overrides.store_dir,
-        "VLLM_MOE_W2_PLANES_CACHE": overrides.planes_cache_dir,
-    }
-    return {name: str(folder.absolute()) for name, folder in given.items() if folder is not None}
-
-
-def _load_format(recipe: Recipe, folders: Mapping[str, str]) -> dict[str, str]:
-    """The engine option that fills and reads the folders; a recipe may hold it already."""
-    if not folders:
-        return {}
-    if recipe.engine.get("load-format", LOAD_FORMAT) != LOAD_FORMAT:
-        raise RecipeError(
-            f"{recipe.file}: engine.load-format = {recipe.engine['load-format']} never fills {next(iter(folders))}; "
-            "remove it from the recipe, or unset MOET_STORE_DIR and MOET_PLANES_CACHE_DIR"
-        )
-    return {"load-format": LOAD_FORMAT}
-
-
 def _w2_environment(recipe: Recipe, audit_path: Path | None) -> dict[str, str]:
     if audit_path is None:
         return {"VLLM_MOE_W2": "0"}
     w2 = recipe.w2
-    env = {"VLLM_MOE_W2": "1", "VLLM_MOE_W2_MAPPED_AUDIT_PATH": str(audit_path)}
+    env = {
+        "VLLM_MOE_W2": "1",
+        "VLLM_MOE_W2_MAPPED_AUDIT_PATH": str(audit_path),
+        "VLLM_MOE_W2_PROFILE": recipe.name,
+    }
     if w2.mapped_layers:
         env["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(map(str, w2.mapped_layers))
     if w2.exclude_layers:
         env["VLLM_MOE_W2_DELTA_EXCLUDE_LAYERS"] = ",".join(map(str, w2.exclude_layers))
     if w2.correction.gb:
         env["VLLM_MOE_W2_DELTA_GB"] = str(w2.correction.gb)
+        env["VLLM_MOE_W2_DELTA_POLICY"] = w2.correction.policy
+        env["VLLM_MOE_W2_PREFILL_FP4"] = str(int(w2.correction.prefill_fp4))
     return env

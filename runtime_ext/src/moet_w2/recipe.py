@@ -1,94 +1,32 @@
 """A recipe: one YAML file that says what is served, how, and what the audit must then read.
 
-Every key is checked when the file is read. An error is one line that names the file, the key, the value and
-what is allowed; the first one is spelled out, further ones are counted.
+Every key is checked when the file is read, after what it extends is merged beneath it (:mod:`recipe_source`). An
+error is one line that names the file, the key, the value and what is allowed; the first one is spelled out, further
+ones are counted.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr, StrictStr, ValidationError, model_validator
 
-from . import recipe_errors
+from . import recipe_errors, recipe_source
 from .errors import RecipeError, UnsupportedError
-from .geometry import LayerGeometry
-from .recipe_fields import Engine, Environment, LayerKeys, Positive, Text
+from .recipe_fields import Engine, Environment, Text
+from .recipe_sections import Correction, Device, Expect, GeometrySection, ModelSection, Section, W2Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-class GeometrySection(_Section):
-    """Shape of one layer of routed experts on one rank; with it the byte counts are checked."""
-
-    experts: Positive
-    hidden: Positive
-    width: Positive
-
-    @property
-    def layer(self) -> LayerGeometry:
-        return LayerGeometry(self.experts, self.hidden, self.width)
-
-
-class ModelSection(_Section):
-    """Where the checkpoint lies (relative to the repository's root, or absolute) and its served name."""
-
-    path: Text
-    served_name: Text
-    geometry: GeometrySection | None = None
-
-
-class Correction(_Section):
-    """FP4 correction: pool size in GiB, and the layers that never take a slot."""
-
-    gb: Annotated[StrictInt | StrictFloat, Field(ge=0)] = 0
-    exclude_layers: LayerKeys = ()
-
-
-class W2Section(_Section):
-    """Placement of the 2-bit experts."""
-
-    mapped_layers: LayerKeys
-    correction: Correction = Correction()
-
-    @property
-    def exclude_layers(self) -> tuple[int, ...]:
-        """Ascending keys of the layers that never take a correction slot."""
-        return self.correction.exclude_layers
-
-
-class Expect(_Section):
-    """What a server started from this recipe must report."""
-
-    max_model_len: Positive
-    mapped_layers: LayerKeys
-    mapped_bytes: Annotated[StrictInt, Field(ge=0)]
-    w2_layers: Positive
-
-
-class Recipe(_Section):
+class Recipe(Section):
     """One serving profile. ``file``, ``root`` and ``digest`` say where it was read from."""
 
     name: Annotated[StrictStr, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     description: Text
     hardware: Text
     duration: Text
+    device: Device | None = None
     model: ModelSection
     w2: W2Section
     engine: Engine
@@ -111,7 +49,7 @@ class Recipe(_Section):
 
     @property
     def digest(self) -> str:
-        """sha256 of the file's bytes, in hex."""
+        """sha256 of the file's bytes and of those of what it extends, in hex."""
         return self._digest
 
     @property
@@ -124,6 +62,9 @@ class Recipe(_Section):
         layers, limit = self.w2.mapped_layers, self.engine.get("max-model-len")
         _equal("expect.mapped_layers", self.expect.mapped_layers, "w2.mapped_layers", layers)
         _equal("expect.max_model_len", self.expect.max_model_len, "engine.max-model-len", limit)
+        if self.model.synthetic and "load-format" in self.engine:
+            given = self.engine["load-format"]
+            raise ValueError(f"engine.load-format = {given!r} contradicts model.synthetic = True; remove one")
         beyond = [key for key in layers + self.w2.correction.exclude_layers if key >= self.expect.w2_layers]
         if beyond:
             raise ValueError(
@@ -151,6 +92,7 @@ def _plain(value: object) -> object:
 
 _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Recipe,
+    ("device",): Device,
     ("model",): ModelSection,
     ("model", "geometry"): GeometrySection,
     ("w2",): W2Section,
@@ -168,25 +110,18 @@ def load(path: Path | str, root: Path | str | None = None) -> Recipe:
             the current folder for a recipe that lies elsewhere.
 
     Raises:
-        RecipeError: the file cannot be read, is not YAML, or holds a key or value that is not allowed.
+        RecipeError: a file cannot be read, is not YAML, or holds a key or value that is not allowed.
     """
     path = Path(path)
+    source = recipe_source.read(path)
     try:
-        raw = path.read_bytes()
-        data = yaml.load(raw, recipe_errors.UniqueKeyLoader)
-    except OSError as error:
-        raise RecipeError(f"{path}: {error.strerror or error}; give --recipe an existing YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping with keys {', '.join(Recipe.model_fields)}")
-    try:
-        recipe = Recipe.model_validate(data)
+        recipe = Recipe.model_validate(source.data)
     except ValidationError as error:
-        raise RecipeError(f"{path}: {recipe_errors.first(error, _SECTIONS)}") from None
+        beneath = "".join(f" (extends {file.name})" for file in source.files[1:])
+        raise RecipeError(f"{path}{beneath}: {recipe_errors.first(error, _SECTIONS)}") from None
     recipe._file = path.resolve()
     recipe._root = Path(root).resolve() if root is not None else _repository(path.resolve())
-    recipe._digest = hashlib.sha256(raw).hexdigest()
+    recipe._digest = source.digest
     return recipe
 
 

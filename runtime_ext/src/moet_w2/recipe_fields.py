@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, StrictStr
 
 LAUNCHER_OPTIONS = ("model", "served-model-name", "host", "port", "quantization", "api-key")
 """Options of ``vllm serve`` that the launcher writes itself: not allowed under ``engine``."""
@@ -51,9 +52,22 @@ def _environment(variables: Any) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
+def _slots(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not number and value != AUTO:
+        raise ValueError(f"{value!r} is not a size; give GiB, such as 6 or 0.25, {AUTO}, or 0 for none")
+    return value
+
+
+AUTO = "auto"
+"""Size of the correction: what a KV cache of one full-length request leaves."""
+
 LayerKey = Annotated[StrictInt, Field(ge=0)]
 LayerKeys = Annotated[tuple[LayerKey, ...], AfterValidator(_layer_list)]
 Positive = Annotated[StrictInt, Field(gt=0)]
+Gibibytes = Annotated[StrictInt | StrictFloat, Field(gt=0)]
+Slots = Annotated[Any, BeforeValidator(_slots)]
+Capability = Annotated[StrictStr, Field(pattern=r"^\d{1,2}\.\d$")]
 Text = Annotated[StrictStr, Field(min_length=1)]
 Engine = Annotated[Mapping[str, Any], BeforeValidator(_engine), AfterValidator(MappingProxyType)]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment), AfterValidator(MappingProxyType)]

@@ -1,0 +1,75 @@
+"""What one machine may change about a recipe, and the one reader of the launcher's own variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import envs
+from .errors import ConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What one machine may change about a recipe. None keeps the recipe's value, or the default.
+
+    Geometry, layers and limits are not here: they belong to the recipe, and the audit is judged by them.
+    """
+
+    model_path: Path | None = None
+    served_model_name: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    cuda_visible_devices: str | None = None
+    audit_path: Path | None = None
+    cache_root: Path | None = None
+    store_dir: Path | None = None
+    planes_cache_dir: Path | None = None
+    default_cache_root: Path = field(default_factory=lambda: _default_cache_root({}))
+
+    @property
+    def root(self) -> Path:
+        """CACHE_ROOT, given or not, absolute."""
+        return (self.cache_root or self.default_cache_root).absolute()
+
+
+def read(environ: Mapping[str, str]) -> Overrides:
+    """The launcher's own variables; the only place that reads them (``envs`` reads those of the server).
+
+    The two folders may also be given under the names that the server knows them by.
+
+    Raises:
+        ConfigError: PORT is no port, or the environment holds an unknown setting of the server.
+    """
+    port = environ.get("PORT") or str(DEFAULT_PORT)
+    if not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"PORT={port!r} is not a port; use a number from 1 to 65535")
+    settings = envs.read(environ)
+
+    def path(name: str, otherwise: str | None = None) -> Path | None:
+        text = environ.get(name) or otherwise
+        return Path(text) if text else None
+
+    return Overrides(
+        model_path=path("MODEL_PATH"),
+        served_model_name=environ.get("SERVED_MODEL_NAME") or None,
+        host=environ.get("HOST") or DEFAULT_HOST,
+        port=int(port),
+        cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        audit_path=path("W2_AUDIT_PATH"),
+        cache_root=path("CACHE_ROOT"),
+        store_dir=path("MOET_STORE_DIR", settings.store_dir),
+        planes_cache_dir=path("MOET_PLANES_CACHE_DIR", settings.planes_cache),
+        default_cache_root=_default_cache_root(environ),
+    )
+
+
+def _default_cache_root(environ: Mapping[str, str]) -> Path:
+    """CACHE_ROOT where nobody names it, after the XDG base directory specification."""
+    home = environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "moet"
