@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moet_w2 import config, served
-from moet_w2.command import DEFAULT_HOST, DEFAULT_PORT
 from moet_w2.errors import ConfigError
+from moet_w2.overrides import DEFAULT_HOST, DEFAULT_PORT
 from moet_w2.recipe import Expect, Recipe, W2Section, load
 
 FLAGS_WITHOUT_RECIPE = ("model", "max_model_len", "mapped_layers", "mapped_bytes", "w2_layers", "audit")
