@@ -18,9 +18,36 @@ from moet_w2.topology import Locality
 
 DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
 POOL = {"policy": "freq", "slots": 3, "row_bytes": 10, "bytes": 30, "prefill": True}
+SERVING = {
+    "profile": "mine",
+    "max_model_len": 64,
+    "kv_cache_tokens": 128,
+    "kv_cache_dtype": "fp8",
+    "block_size": 16,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "prefix_caching": True,
+    "gpu_memory_utilization": 0.9,
+    "speculative": {"method": "dspark", "tokens": 4},
+    "graph_mode": "FULL_AND_PIECEWISE",
+    "attention_backends": ["SPARSE"],
+    "expert_kernels": "cubins sm_90a",
+    "seconds": {"planes": 1.5, "draft rest": None},
+    "seconds_since_process_start": 9.0,
+}
+ENGINE = {
+    "max-num-seqs": 4,
+    "enable-prefix-caching": True,
+    "speculative-config": {"method": "dspark", "num_speculative_tokens": 4},
+    "compilation-config": '{"cudagraph_mode": "FULL_AND_PIECEWISE"}',
+}
 RECIPE = SimpleNamespace(
+    name="mine",
+    digest="of a file",
+    model=SimpleNamespace(synthetic=False),
+    engine=ENGINE,
     expect=SimpleNamespace(mapped_layers=(1,), mapped_bytes=TINY.nbytes, w2_layers=2, max_model_len=64),
-    w2=SimpleNamespace(exclude_layers=(0,), correction=SimpleNamespace(gb=0)),
+    w2=SimpleNamespace(exclude_layers=(0,), correction=SimpleNamespace(gb=0, policy="freq", prefill_fp4=True)),
 )
 
 
@@ -39,6 +66,8 @@ def written(tmp_path: Path, layers) -> Path:
     record.loaded(layers[0], redundant_bytes=0)
     assert not record.path.exists()  # one layer of two is no audit yet
     record.loaded(layers[1], redundant_bytes=0)
+    assert audit.load(record.path)["state"] == "loaded"
+    record.started(SERVING)
     return record.path
 
 
@@ -59,11 +88,7 @@ def test_addresses_are_where_the_bytes_are(written: Path, layers) -> None:
 
 
 def test_first_dispatch_is_written_once_every_layer_has_computed(tmp_path: Path, layers) -> None:
-    record = Audit(tmp_path / "audit.json", plan(W2Config(True, (1,)), 2), DEVICE)
-    for layer in layers:
-        record.created(layer, 0)
-    for layer in layers:
-        record.loaded(layer, 0)
+    record = loaded(tmp_path / "audit.json", layers)
     record.dispatched(layers[0])
     assert not any(layer["first_dispatch_unix"] for layer in audit.load(record.path)["layers"])
     record.dispatched(layers[1])
@@ -74,7 +99,17 @@ def test_no_path_writes_nothing(layers) -> None:
     record = Audit(None, plan(W2Config(), 2), DEVICE)
     record.created(layers[0], 0)
     record.loaded(layers[0], 0)
-    assert record.document()["state"] == "ready"
+    assert record.document()["state"] == "loaded"
+
+
+def loaded(path: Path, layers) -> Audit:
+    """A record of complete layers, before the engine can serve."""
+    record = Audit(path, plan(W2Config(True, (1,), (0,)), 2), DEVICE)
+    for layer in layers:
+        record.created(layer, 0)
+    for layer in layers:
+        record.loaded(layer, 0)
+    return record
 
 
 def drift(document: dict, path: str, value: object) -> dict:
@@ -99,7 +134,7 @@ def drift(document: dict, path: str, value: object) -> dict:
         ("redundant_gpu_w2_bytes", 5, "redundant GPU W2 bytes is 5"),
         ("uncorrected_layers", [1], r"uncorrected layers is \[1\]"),
         ("correction", POOL, "correction bytes is 30, the recipe expects 0"),
-        ("layers.0.origin", "dummy", r"layer 0: its weights are made up \(--load-format dummy\)"),
+        ("layers.0.origin", "synthetic", r"layer 0: its weights are made up \(origin synthetic\)"),
         ("layers.0.redundant_bytes", None, "layer 0: redundant bytes are None"),
         ("layers.0.parts.sc13.offset", 3, "layer 0: sc13 begins at 3"),
         ("layers.0.bytes", 3, "layer 0: its parts end at"),
@@ -123,9 +158,22 @@ def test_a_pool_of_another_size_is_found(written: Path) -> None:
     recipe = copy.deepcopy(RECIPE)
     recipe.w2.correction.gb = 35 / 2**30
     assert audit.check(drift(audit.load(written), "correction", POOL), recipe) == []
-    smaller = drift(audit.load(written), "correction", POOL | {"bytes": 20})
+    smaller = drift(audit.load(written), "correction", POOL | {"slots": 2, "bytes": 20})
     assert audit.check(smaller, recipe) == ["audit: correction bytes is 20, the recipe expects 30"]
     assert audit.check(audit.load(written), recipe)  # none at all
+    other = drift(audit.load(written), "correction", POOL | {"policy": "lru", "prefill": False})
+    assert audit.check(other, recipe) == [
+        "audit: correction policy is lru, the recipe expects freq",
+        "audit: FP4 in prefill is False, the recipe expects True",
+    ]
+
+
+def test_a_pool_that_takes_what_is_left_only_has_to_be_there(written: Path) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe.w2.correction.gb = "auto"
+    assert audit.check(drift(audit.load(written), "correction", POOL), recipe) == []
+    problems = audit.check(audit.load(written), recipe)
+    assert problems == ["audit: correction bytes is 0, the recipe expects more than none"]
 
 
 def test_a_missing_layer_is_found(written: Path) -> None:
@@ -134,10 +182,116 @@ def test_a_missing_layer_is_found(written: Path) -> None:
     assert any("W2 layers is 1" in line for line in audit.check(document, RECIPE))
 
 
+def test_a_recipe_that_is_synthetic_wants_weights_that_are_made_up(written: Path) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe.model.synthetic = True
+    problems = audit.check(audit.load(written), recipe)
+    assert problems[0] == "audit: layer 0: its weights are of a checkpoint, the recipe is synthetic"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("serving", None, "facts of the start is missing"),
+        ("serving.profile", "another", "profile is another, the recipe expects mine"),
+        ("serving.max_model_len", 65, "max_model_len is 65, the recipe expects 64"),
+        ("serving.speculative", None, r"speculative decoding is None, the recipe expects {'method': 'dspark', 'tok"),
+        ("serving.speculative.tokens", 5, "speculative decoding is .*'tokens': 5"),
+        ("serving.graph_mode", "NONE", "graph mode is NONE, the recipe expects FULL_AND_PIECEWISE"),
+        ("serving.max_num_seqs", 3, "max-num-seqs is 3, the recipe expects 4"),
+        ("serving.prefix_caching", False, "enable-prefix-caching is False"),
+    ],
+)
+def test_an_engine_that_is_not_the_recipes_is_found(written: Path, path: str, value: object, named: str) -> None:
+    problems = audit.check(drift(audit.load(written), path, value), RECIPE)
+    assert any(re.search(named, problem) for problem in problems), problems
+
+
+def test_what_a_recipe_leaves_open_is_not_judged(written: Path) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe.engine = {"speculative-config": ENGINE["speculative-config"]}
+    document = drift(audit.load(written), "serving.graph_mode", "NONE")
+    assert audit.check(drift(document, "serving.profile", None), recipe) == []
+    recipe.engine["enforce-eager"] = True
+    assert audit.check(document, recipe) == []
+    recipe.digest, recipe.engine = "", {}  # made of flags
+    assert audit.check(drift(document, "serving.profile", "another"), recipe) == []
+
+
+# ---- the gate of a start
+
+
+def redundant(record: Audit) -> None:
+    record._layers[0]["redundant_bytes"] = 5
+
+
+def unplaced(record: Audit) -> None:
+    record.plan = plan(W2Config(True, (0, 1)), 2)
+
+
+def absent(record: Audit) -> None:
+    del record._layers[1]
+
+
+def incomplete(record: Audit) -> None:
+    record._layers[1]["state"] = "loading"
+
+
+def misplaced(record: Audit) -> None:
+    record._layers[1]["host"] |= {"pages_by_node": {"0": 1, "1": 1}, "pages_note": "two nodes"}
+
+
+def on_the_device_too(record: Audit) -> None:
+    record._layers[1]["allocator_bytes"] = 4096
+
+
+def half_a_row(record: Audit) -> None:
+    record.correction = POOL | {"bytes": 25}
+
+
+def corrected(record: Audit) -> None:
+    record._layers[0]["correctable"] = True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (redundant, "redundant GPU W2 bytes: 5, expected 0 (and 1 more)"),
+        (unplaced, "allocated mapped layers: [1], expected [0, 1]"),
+        (absent, "W2 layers: 1, expected 2 (and 1 more)"),
+        (incomplete, "layers that are not complete: [1], expected []"),
+        (misplaced, "layer 1: pages on several nodes: {'0': 1, '1': 1}"),
+        (on_the_device_too, "layer 1: mapped, yet it took 4096 device bytes"),
+        (half_a_row, "correction bytes: 25, expected 30"),
+        (corrected, "correctable layers among those excluded: [0], expected []"),
+    ],
+)
+def test_a_broken_rule_ends_the_start_in_one_line(tmp_path: Path, layers, spoil, named: str) -> None:
+    record = loaded(tmp_path / "audit.json", layers)
+    spoil(record)
+    with pytest.raises(AuditError) as failure:
+        record.started(SERVING)
+    line = str(failure.value)
+    assert line == f"the start ends, {named}; see {record.path}" and "\n" not in line
+    document = audit.load(record.path)
+    assert document["serving"]["problems"] and document["state"] != "ready"
+
+
+def test_a_kv_cache_that_is_too_small_for_one_request_ends_the_start(tmp_path: Path, layers) -> None:
+    record = loaded(tmp_path / "audit.json", layers)
+    with pytest.raises(AuditError, match="the KV cache holds 63 tokens, 64 are admitted; lower --max-model-len"):
+        record.started(SERVING | {"kv_cache_tokens": 63})
+    assert audit.load(record.path)["state"] == "refused"
+    record.started(SERVING | {"kv_cache_tokens": None})
+    assert audit.load(record.path)["state"] == "ready"
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("schema_version", 2),
+        ("schema_version", 1),
+        ("serving.surprise", 1),
+        ("serving.kv_cache_tokens", "many"),
         ("state", "done"),
         ("surprise", 1),
         ("layers.0.surprise", 1),
@@ -176,4 +330,30 @@ def test_a_reader_never_sees_half_an_audit(written: Path, monkeypatch) -> None:
 
 def test_summary_names_what_a_person_asks_for(written: Path) -> None:
     text = audit.summary(audit.load(written))
-    assert f"mapped layers    1, {TINY.nbytes:,} bytes" in text and "redundant bytes  0" in text
+    for line in (
+        "state            ready",
+        "profile          mine",
+        f"mapped layers    1, {TINY.nbytes:,} bytes",
+        "redundant bytes  0",
+        "correction       none",
+        "admission        64 tokens a request",
+        "KV cache         128 tokens as vLLM reports them, fp8",
+        "scheduler        4 sequences, 32 tokens a step, prefix caching on",
+        "speculation      dspark, 4 tokens",
+        "graphs           FULL_AND_PIECEWISE",
+        "kernels          experts: cubins sm_90a; attention: SPARSE",
+        "seconds          planes 1.5; 9.0 in all",
+    ):
+        assert line in text.splitlines(), text
+
+
+def test_summary_of_an_audit_before_the_engine_serves(written: Path) -> None:
+    document = drift(audit.load(written), "serving", None)
+    text = audit.summary(document | {"correction": POOL, "state": "loaded"})
+    assert "correction       3 slots, 30 bytes, policy freq, excluded layers 0" in text
+    assert "admission" not in text and "state            loaded" in text
+
+
+def test_summary_of_a_refused_start_says_why(written: Path) -> None:
+    document = drift(audit.load(written), "serving.problems", ["audit: too few"])
+    assert "problem          audit: too few" in audit.summary(document)

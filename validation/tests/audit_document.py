@@ -34,6 +34,26 @@ def make(recipe: Recipe) -> dict:
         record.created(layer, 0)
     for layer in layers:
         record.loaded(layer, redundant_bytes=0)
+    engine = recipe.engine
+    record.started(
+        {
+            "profile": recipe.name,
+            "max_model_len": recipe.expect.max_model_len,
+            "kv_cache_tokens": recipe.expect.max_model_len,
+            "kv_cache_dtype": "auto",
+            "block_size": engine["block-size"],
+            "max_num_seqs": engine["max-num-seqs"],
+            "max_num_batched_tokens": engine["max-num-batched-tokens"],
+            "prefix_caching": engine["enable-prefix-caching"],
+            "gpu_memory_utilization": 0.9,
+            "speculative": None,
+            "graph_mode": "NONE",
+            "attention_backends": ["TEST"],
+            "expert_kernels": "torch reference",
+            "seconds": {},
+            "seconds_since_process_start": 1.0,
+        }
+    )
     document = record.document()
     del layers
     for allocation in allocations.values():

@@ -1,4 +1,9 @@
-"""The placement audit: what was asked for, what there is, as one JSON file that is always whole.
+"""The audit: what was asked for, what there is, how it serves, as one JSON file that is always whole.
+
+    loading   layers are being filled
+    loaded    every layer is complete
+    ready     warm-up and capture are over, and every rule of :mod:`moet_w2.audit_rules` holds
+    refused   one does not; ``serving.problems`` says which, and the start ends
 
 The document's schema is ``schema/audit.schema.json``; its version changes when a field changes meaning.
 """
@@ -13,17 +18,19 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import codebook, dummy
+from . import codebook
+from .audit_rules import check, violations
+from .audit_summary import summary
 from .errors import AuditError
 from .placement import Placement
 
 if TYPE_CHECKING:
     from .layer import W2Layer
     from .placement import LayerPlan
-    from .recipe import Recipe
 
+__all__ = ["SCHEMA_NAME", "SCHEMA_VERSION", "Audit", "check", "load", "schema", "summary", "violations"]
 SCHEMA_NAME = "moet.audit"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Audit:
@@ -34,12 +41,14 @@ class Audit:
         plan: the placement that was asked for.
         device: name, type and NUMA facts of what computes.
         correction: policy, slots and bytes of the correction pool, or None.
+        serving: what :mod:`moet_w2.metrics.serving` found once the engine could serve, or None before.
     """
 
     def __init__(
         self, path: Path | None, plan: LayerPlan, device: dict[str, Any], correction: dict[str, Any] | None = None
     ) -> None:
         self.path, self.plan, self.device, self.correction = path, plan, device, correction
+        self.serving: dict[str, Any] | None = None
         self._layers: dict[int, dict[str, Any]] = {}
 
     def created(self, layer: W2Layer, allocator_bytes: int) -> None:
@@ -59,6 +68,24 @@ class Audit:
         if all(entry["first_dispatch_unix"] for entry in self._layers.values()):
             self.write()
 
+    def started(self, serving: dict[str, Any]) -> None:
+        """The engine could serve: judge the whole audit, note the verdict, and write it.
+
+        Args:
+            serving: the facts, less ``problems``.
+
+        Raises:
+            AuditError: a rule does not hold; the first is spelled out, further ones are counted.
+        """
+        self.serving = serving | {"problems": []}
+        problems = violations(self.document())
+        self.serving["problems"] = problems
+        self.write()
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            where = f"; see {self.path}" if self.path else ""
+            raise AuditError(f"the start ends, {problems[0].removeprefix('audit: ')}{more}{where}")
+
     def document(self) -> dict[str, Any]:
         """The audit as a JSON-serialisable dict."""
         layers = [self._layers[key] for key in sorted(self._layers)]
@@ -68,7 +95,7 @@ class Audit:
             "schema_version": SCHEMA_VERSION,
             "written_unix": time.time(),
             "pid": os.getpid(),
-            "state": "ready" if layers and all(layer["state"] == "ready" for layer in layers) else "loading",
+            "state": self._state(layers),
             "quantizer": {"abi": codebook.QUANTIZER_ABI, "zero_mode": codebook.ZERO_MODE},
             "device": self.device,
             "target_layers": self.plan.target_layers,
@@ -81,6 +108,7 @@ class Audit:
             "correction": self.correction,
             "redundant_gpu_w2_bytes": sum(layer["redundant_bytes"] or 0 for layer in layers),
             "layers": layers,
+            "serving": self.serving,
         }
 
     def write(self) -> None:
@@ -95,6 +123,13 @@ class Audit:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
+
+    def _state(self, layers: list[dict[str, Any]]) -> str:
+        if not layers or any(layer["state"] != "ready" for layer in layers):
+            return "loading"
+        if self.serving is None:
+            return "loaded"
+        return "refused" if self.serving["problems"] else "ready"
 
 
 def _describe(layer: W2Layer, correctable: bool, allocator_bytes: int) -> dict[str, Any]:
@@ -156,90 +191,3 @@ def load(path: str | Path) -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """The JSON Schema of the audit document."""
     return json.loads(resources.files(__package__).joinpath("schema/audit.schema.json").read_text())
-
-
-def check(document: dict[str, Any], recipe: Recipe) -> list[str]:
-    """Judge an audit by the recipe that served.
-
-    Args:
-        document: an audit as :func:`load` returns it.
-        recipe: the recipe.
-
-    Returns:
-        one line for each disagreement; empty when the audit holds.
-    """
-    expect = recipe.expect
-    wanted = list(expect.mapped_layers)
-    facts = [
-        ("state", document["state"], "ready"),
-        ("quantizer abi", document["quantizer"]["abi"], codebook.QUANTIZER_ABI),
-        ("zero mode", document["quantizer"]["zero_mode"], codebook.ZERO_MODE),
-        ("configured mapped layers", document["configured_mapped_layers"], wanted),
-        ("allocated mapped layers", document["allocated_mapped_layers"], wanted),
-        ("mapped bytes", document["mapped_bytes"], expect.mapped_bytes),
-        ("W2 layers", len(document["layers"]), expect.w2_layers),
-        ("redundant GPU W2 bytes", document["redundant_gpu_w2_bytes"], 0),
-        ("correction bytes", (document["correction"] or {}).get("bytes", 0), _correction_bytes(document, recipe)),
-        ("uncorrected layers", document["uncorrected_layers"], list(recipe.w2.exclude_layers)),
-    ]
-    problems = [f"audit: {name} is {found}, the recipe expects {want}" for name, found, want in facts if found != want]
-    for layer in document["layers"]:
-        problems += _check_layer(layer)
-    return problems
-
-
-def _correction_bytes(document: dict[str, Any], recipe: Recipe) -> int:
-    """Bytes of the pool that the recipe asks for, in whole rows of this model."""
-    row = (document["correction"] or {}).get("row_bytes", 1)
-    return int(recipe.w2.correction.gb * 2**30) // row * row
-
-
-def _check_layer(layer: dict[str, Any]) -> list[str]:
-    problems, end = [], 0
-    for name, part in layer["parts"].items():
-        if part["offset"] != end:
-            problems.append(f"audit: layer {layer['key']}: {name} begins at {part['offset']}, expected {end}")
-        end = part["offset"] + part["bytes"]
-    if end != layer["bytes"]:
-        problems.append(f"audit: layer {layer['key']}: its parts end at {end}, it holds {layer['bytes']} bytes")
-    if layer["origin"] == dummy.ORIGIN:
-        problems.append(f"audit: layer {layer['key']}: its weights are made up (--load-format {dummy.LOAD_FORMAT})")
-    if layer["redundant_bytes"] != 0:
-        problems.append(f"audit: layer {layer['key']}: redundant bytes are {layer['redundant_bytes']}, expected 0")
-    host = layer["host"]
-    if (host is not None) != (layer["placement"] == Placement.MAPPED):
-        problems.append(f"audit: layer {layer['key']}: placement {layer['placement']} and its host record disagree")
-    if host is not None:
-        if layer["allocator_bytes"]:
-            problems.append(f"audit: layer {layer['key']}: mapped, yet it took {layer['allocator_bytes']} device bytes")
-        if host["uva_equal"] is False:
-            problems.append(f"audit: layer {layer['key']}: the device's pointer is not the host's")
-        pages = sum(host["pages_by_node"].values())
-        if not host["pages_note"] and pages * host["page_bytes"] != host["locked_bytes"]:
-            problems.append(
-                f"audit: layer {layer['key']}: {pages} pages verified, not its {host['locked_bytes']} bytes"
-            )
-        if len(host["pages_by_node"]) > 1:
-            problems.append(f"audit: layer {layer['key']}: pages on several nodes: {host['pages_by_node']}")
-    return problems
-
-
-def summary(document: dict[str, Any]) -> str:
-    """A few lines for a person."""
-    lines = [
-        f"state            {document['state']}",
-        f"device           {document['device']['name']} ({document['device']['type']})",
-        f"quantizer        abi {document['quantizer']['abi']}, zeros {document['quantizer']['zero_mode']}",
-        f"W2 layers        {len(document['layers'])}, {document['w2_bytes']:,} bytes",
-        f"mapped layers    {_keys(document['allocated_mapped_layers'])}, {document['mapped_bytes']:,} bytes",
-        f"redundant bytes  {document['redundant_gpu_w2_bytes']:,}",
-    ]
-    for layer in document["layers"]:
-        if layer["host"]:
-            pages = ", ".join(f"{count:,} on node {node}" for node, count in layer["host"]["pages_by_node"].items())
-            lines.append(f"  layer {layer['key']:<3}      pages: {pages or layer['host']['pages_note']}")
-    return "\n".join(lines)
-
-
-def _keys(keys: list[int]) -> str:
-    return ", ".join(map(str, keys)) or "none"

@@ -12,6 +12,12 @@ from .topology import normalize_pci
 
 LOAD_FORMAT = "moet"
 """vLLM's name for the loader that reads ready planes (:mod:`moet_w2.loader`)."""
+SYNTHETIC_FORMAT = "moet_synthetic"
+"""vLLM's name for the loader that computes every weight (:mod:`moet_w2.synthetic_loader`)."""
+DUMMY_FORMAT = "dummy"
+"""vLLM's own name for a start without weights: experts are computed, the rest is nearly zero."""
+SYNTHETIC_ORIGIN = "synthetic"
+"""What the audit says of a layer that was computed."""
 DELTA_POLICIES = ("freq", "lru")
 _AUTO = "auto"
 CPU_ISAS = ("amx", "avx512_bf16", "avx512", "avx2")
@@ -102,11 +108,12 @@ def check_load_format(config: W2Config, load_format: str) -> None:
     Raises:
         ConfigError: one is set and the load format is not ours.
     """
-    for name, folder in (
-        ("VLLM_MOE_W2_PLANES_CACHE", config.planes_cache),
-        ("VLLM_MOE_W2_STORE_DIR", config.store_dir),
+    for name, folder, others in (
+        ("VLLM_MOE_W2_PLANES_CACHE", config.planes_cache, ()),
+        # Rows of a model that is computed are computed too; the folder then keeps the warm set alone.
+        ("VLLM_MOE_W2_STORE_DIR", config.store_dir, (SYNTHETIC_FORMAT, DUMMY_FORMAT)),
     ):
-        if folder is not None and load_format != LOAD_FORMAT:
+        if folder is not None and load_format not in (LOAD_FORMAT, *others):
             raise ConfigError(
                 f"{name}={folder} needs --load-format {LOAD_FORMAT}, not {load_format}; add it or unset {name}"
             )

@@ -34,6 +34,31 @@ def attach(runner: type, boundary: Callable[[], None]) -> None:
     runner.execute_model = execute_model  # type: ignore[attr-defined]
 
 
+def before(owner: type, method: str, argument: str, first: Callable[[Any, Any], None]) -> None:
+    """Call ``first(self, value of argument)`` whenever a method of vLLM is about to run.
+
+    Args:
+        owner: the class that is asked for it; what it inherits is left alone.
+        method: its name.
+        argument: the name of one of its arguments.
+        first: what to call.
+
+    Raises:
+        UnsupportedError: there is no such method, or it has no such argument.
+    """
+    original = getattr(owner, method, None)
+    if original is None or argument not in inspect.signature(original).parameters:
+        raise UnsupportedError(f"{owner.__qualname__}.{method} is not the one of the pinned vLLM")
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        first(self, signature.bind(self, *args, **kwargs).arguments[argument])
+        return original(self, *args, **kwargs)
+
+    setattr(owner, method, hooked)
+
+
 def after(owner: type, method: str, then: Callable[[Any], None]) -> None:
     """Call ``then(self)`` whenever a method of vLLM has returned.
 

@@ -185,6 +185,7 @@ class Manager:
             work(*arguments)
         except Exception:
             # Correction only improves what the base already serves: a failing pass must not end a server.
+            self._totals.failures += 1
             logger.exception("correction: a pass failed; experts stay as they are")
 
     def _fill(self) -> list[Expert]:

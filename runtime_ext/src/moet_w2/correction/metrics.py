@@ -17,6 +17,7 @@ class Totals:
         bytes_read: bytes of the promoted rows.
         read_errors: rows that could not be read or were not what the pack vouches for.
         windows: windows of counts that were worked on.
+        failures: passes that ended in an error, after which experts stay as they are.
     """
 
     routings: int = 0
@@ -26,6 +27,7 @@ class Totals:
     bytes_read: int = 0
     read_errors: int = 0
     windows: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True)
