@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import decode_rate
 import gpu_site
 
-from moet_w2 import checkpoint, dummy, reference
+from moet_w2 import checkpoint, reference, synthetic
 from moet_w2.geometry import LayerGeometry
 from moet_w2.layer import W2Layer
 from moet_w2.placement import Placement
@@ -104,7 +104,7 @@ def test_a_wrong_layer_is_seen() -> None:
         layer = model[number]
         layer.w2 = W2Layer(key, geometry, Placement.DEVICE, torch.empty(geometry.nbytes, dtype=torch.uint8))
         layer.top_k, layer.swiglu_limit, layer.quant_method = 6, 10.0, Method()
-        dummy.fill(layer.w2)
+        synthetic.Experts(0, geometry, torch.device("cpu")).fill(layer.w2)
     assert decode_rate.verify(model) == 0.0
     model[2].quant_method.factor = 1.02
     assert decode_rate.verify(model) == pytest.approx(0.02, abs=0.005) and 0.02 > decode_rate.TOLERANCE

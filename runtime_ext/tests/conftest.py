@@ -14,13 +14,19 @@ def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **para
         "enable_eplb": False,
         "pipeline_parallel_size": 1,
         "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "worker_cls": "generators.Worker",
     }
     hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**(defaults | parallel)),
         load_config=SimpleNamespace(load_format=load_format),
         use_v2_model_runner=v2,
-        model_config=SimpleNamespace(model=str(folder), hf_config=hf_config),
+        model_config=SimpleNamespace(model=str(folder), hf_config=hf_config, seed=0, enforce_eager=True),
+        cache_config=SimpleNamespace(cache_dtype="auto", block_size=256, user_specified_block_size=True),
+        attention_config=SimpleNamespace(indexer_kv_dtype="auto", indexer_sparse_logits=False),
+        kernel_config=SimpleNamespace(moe_backend="auto"),
         speculative_config=None,
     )
 

@@ -26,6 +26,22 @@ PLANE_SHAPES = [
 TINY = LayerGeometry(experts=4, hidden=256, width=128)
 
 
+class Worker:
+    """Where a runtime finds the methods of vLLM's worker that it hooks into."""
+
+    def determine_available_memory(self) -> int:
+        return 0
+
+    def initialize_from_config(self, kv_cache_config: object) -> None:
+        return None
+
+    def execute_model(self, scheduler_output: object) -> None:
+        return None
+
+    def compile_or_warm_up_model(self) -> None:
+        return None
+
+
 def mxfp4_codes(rows: int, cols: int, seed: int) -> torch.Tensor:
     """int8 ``[rows, cols / 2]``, every nibble alike likely."""
     generator = torch.Generator().manual_seed(seed)

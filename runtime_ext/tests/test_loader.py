@@ -212,12 +212,15 @@ def test_draft_tensors_are_judged_by_their_own_key(loader_module, monkeypatch) -
     here = SimpleNamespace(plan=SimpleNamespace(target_layers=43), layers=layers)
     monkeypatch.setattr(runtime, "get", lambda: here)
     wanted = loader_module.is_wanted
-    assert not wanted("layers.0.ffn.experts.1.w1.weight") and not wanted("mtp.0.ffn.experts.1.w1.scale")
-    assert wanted("mtp.1.ffn.experts.1.w1.weight")
-    assert not wanted("mtp.2.ffn.experts.1.w1.weight")  # a draft layer that is not built (yet)
+    assert not wanted("layers.0.ffn.experts.1.w1.weight") and not wanted("mtp.0.ffn.experts.1.w1.scale", True)
+    assert wanted("mtp.1.ffn.experts.1.w1.weight", True)
+    assert not wanted("mtp.2.ffn.experts.1.w1.weight", True)  # a draft layer that is not served
     assert wanted("layers.0.ffn.gate.weight") and wanted("layers.0.ffn.shared_experts.w1.weight")
+    # Neither pass reads what the other one takes.
+    assert not wanted("mtp.1.ffn.experts.1.w1.weight") and not wanted("mtp.0.main_norm.weight")
+    assert not wanted("layers.0.ffn.gate.weight", True) and wanted("mtp.0.main_norm.weight", True)
     layers.clear()  # vLLM's own experts
-    assert wanted("layers.0.ffn.experts.1.w1.weight") and wanted("mtp.0.ffn.experts.1.w1.weight")
+    assert wanted("layers.0.ffn.experts.1.w1.weight") and wanted("mtp.0.ffn.experts.1.w1.weight", True)
 
 
 def test_a_cache_without_its_load_format_is_refused(fresh_runtime, monkeypatch, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from .config import LOAD_FORMAT
 from .errors import UnsupportedError
 
 _EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")
+_DRAFT = "mtp."
 
 
 class MoetLoader(DefaultModelLoader):
@@ -34,6 +35,8 @@ class MoetLoader(DefaultModelLoader):
 
     nbytes_read = 0
     """Bytes of the checkpoint tensors that the last model was handed."""
+    drafting = False
+    """Whether the model that is loaded is the DSpark draft; its tensors lie in the target's checkpoint."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(replace(load_config, load_format="auto"))
@@ -41,13 +44,13 @@ class MoetLoader(DefaultModelLoader):
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> torch.nn.Module:
         worker = resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls)
         phases.attach(worker, phases.of_process(), _settle, _tell)
+        self.drafting = model_config is not vllm_config.model_config
         return super().load_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         runtime.get().fill_from_cache()
-        # The draft model, where there is one, is loaded by a second call.
         started = phases.of_process()
-        rest = "draft rest" if "target rest" in started.seconds else "target rest"
+        rest = "draft rest" if self.drafting else "target rest"
         self.nbytes_read = 0
         with started.measure(rest):
             super().load_weights(model, model_config)
@@ -68,7 +71,10 @@ class MoetLoader(DefaultModelLoader):
                 f"--load-format {LOAD_FORMAT} reads safetensors checkpoints only: {source.model_or_path}"
             )
         self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()
-        wanted = {file: {name: size for name, size in sizes(file).items() if is_wanted(name)} for file in sorted(files)}
+        wanted = {
+            file: {name: size for name, size in sizes(file).items() if is_wanted(name, self.drafting)}
+            for file in sorted(files)
+        }
         building = {layer_of(name) for names in wanted.values() for name in names} - {None}
         total = sum(sum(names.values()) for names in wanted.values())
         last = None
@@ -102,12 +108,15 @@ def layer_of(name: str) -> int | None:
     return int(match.group(2)) + (runtime.get().plan.target_layers if match.group(1) == "mtp" else 0)
 
 
-def is_wanted(name: str) -> bool:
+def is_wanted(name: str, drafting: bool = False) -> bool:
     """Whether a checkpoint tensor is to be read at all.
 
-    Tensors of routed experts are not where their layer is complete, nor where this process has W2 layers but not (yet)
-    this one: a draft layer before the draft model is built, or one that is not served.
+    The target takes no draft tensor (``mtp.*``), and the draft takes nothing else: what both share it takes from the
+    target. Tensors of routed experts are not read where their layer is complete, nor where this process has W2 layers
+    but not this one.
     """
+    if name.startswith(_DRAFT) != drafting:
+        return False
     key = layer_of(name)
     layers = runtime.get().layers
     if key is None or not layers:

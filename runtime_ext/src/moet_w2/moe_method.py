@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import envs as vllm_envs
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-from . import dummy, reference, runtime
+from . import reference, runtime
 from .errors import CheckpointError, UnsupportedError
 from .geometry import LayerGeometry
 from .kernels import experts
@@ -71,8 +72,8 @@ class W2MoEMethod(FusedMoEMethodBase):
             MoetError: the device has no kernels for such a layer.
         """
         w2: W2Layer = layer.w2
-        if runtime.get().made_up:
-            dummy.fill(w2)
+        if (computed := runtime.get().synthetic) is not None:
+            computed.fill(w2)
         if missing := w2.missing():
             raise CheckpointError(
                 f"layers.{w2.key}.ffn.{missing[0]}: never arrived ({len(missing)} expert tensors of the layer are "
@@ -108,7 +109,7 @@ class W2MoEMethod(FusedMoEMethodBase):
         if w2.storage.device.type == "cuda":
             views = None if correction is None else correction.device_views(w2.key, x.shape[0])
             rows, slots, counts = views or (None, None, None)
-            geometry, padding = w2.geometry, _padding(x.shape[0])
+            geometry, padding = w2.geometry, _padding(w2.key, x.shape[0])
             return torch.ops.moet_w2.experts(
                 x,
                 topk_weights,
@@ -136,11 +137,21 @@ def redundant_bytes(layer: torch.nn.Module, w2: W2Layer) -> int:
     return sum(nbytes for address, nbytes in seen.items() if not first <= address < last)
 
 
-def _padding(tokens: int) -> torch.Tensor | None:
-    """bool ``[tokens]``: the rows that only fill a batch up, where vLLM says so. A fixed address in captured graphs.
+def _padding(key: int, tokens: int) -> torch.Tensor | None:
+    """bool ``[tokens]``: the rows that only fill a batch up, where that is known. A fixed address in captured graphs.
 
     Not every router of vLLM marks such rows with -1: their ids would cost reads and bend the counts.
+
+    Args:
+        key: the layer; vLLM keeps a mask for target layers alone (:mod:`moet_w2.draft_padding`).
+        tokens: rows of the call.
     """
+    here = runtime.get()
+    if key >= here.plan.target_layers:
+        return None if here.draft_padding is None else here.draft_padding.rows(tokens)
+    # Without this setting vLLM marks rows during capture and never again.
+    if not vllm_envs.VLLM_MOE_SKIP_PADDING:
+        return None
     mask = get_forward_context().is_padding if is_forward_context_available() else None
     return None if mask is None or mask.shape[0] < tokens else mask[:tokens]
 

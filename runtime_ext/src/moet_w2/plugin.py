@@ -26,15 +26,20 @@ def register() -> None:
     envs.declare(vllm_envs.environment_variables)
     cpu.attach(settings.cpu_isa)
 
-    from .loader import LOAD_FORMAT, MoetLoader
+    from .config import LOAD_FORMAT, SYNTHETIC_FORMAT
+    from .loader import MoetLoader
+    from .metrics import collector
     from .quantization import NAME, MoetW2Config
+    from .synthetic_loader import SyntheticLoader
 
     register_quantization_config(NAME)(MoetW2Config)
     if get_quantization_config(NAME) is not MoetW2Config:
         raise UnsupportedError(f"vLLM did not take the quantization method {NAME}; this vLLM is not the pinned one")
-    register_model_loader(LOAD_FORMAT)(MoetLoader)
-    if not isinstance(get_model_loader(LoadConfig(load_format=LOAD_FORMAT)), MoetLoader):
-        raise UnsupportedError(f"vLLM did not take the load format {LOAD_FORMAT}; this vLLM is not the pinned one")
+    for name, loader in ((LOAD_FORMAT, MoetLoader), (SYNTHETIC_FORMAT, SyntheticLoader)):
+        register_model_loader(name)(loader)
+        if type(get_model_loader(LoadConfig(load_format=name))) is not loader:
+            raise UnsupportedError(f"vLLM did not take the load format {name}; this vLLM is not the pinned one")
     if settings.enabled:
         dsml.attach()
+        collector.attach()
     _registered = True

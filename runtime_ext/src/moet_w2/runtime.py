@@ -11,18 +11,21 @@ import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from . import checkpoint, config, cuda_host, dummy, placement, preflight, topology
+from . import checkpoint, config, cuda_host, null_block, placement, preflight, refusals, synthetic, topology
 from .audit import Audit
 from .cache import key as cache_key
 from .cache.session import Session
 from .correction import build
 from .correction.tier import Correction
+from .draft_padding import DraftPadding
 from .errors import ConfigError, UnsupportedError
 from .geometry import LayerGeometry
 from .host_memory import HostAllocation
 from .kernels import block_scaled
 from .layer import Shard, W2Layer
+from .metrics import attach as metrics
 from .placement import LayerPlan, Placement
 from .topology import Locality
 
@@ -42,7 +45,8 @@ class W2Runtime:
         audit: the record of what was placed.
         cache: the cache of ready planes in use, or None.
         correction: the correction tier, or None.
-        made_up: whether layers are filled with random bits (``--load-format dummy``).
+        synthetic: what computes the experts where there is no checkpoint, else None.
+        draft_padding: which rows of a draft step are none of a request's; None without draft layers.
         layers: every W2 layer by its key.
     """
 
@@ -54,10 +58,12 @@ class W2Runtime:
         audit: Audit,
         cache: Session | None = None,
         correction: Correction | None = None,
-        made_up: bool = False,
+        synthetic: synthetic.Experts | None = None,
+        draft_padding: DraftPadding | None = None,
     ) -> None:
         self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
-        self.cache, self.correction, self.made_up = cache, correction, made_up
+        self.cache, self.correction, self.synthetic = cache, correction, synthetic
+        self.draft_padding = draft_padding
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -123,9 +129,10 @@ def get() -> W2Runtime:
     config.check_load_format(settings, vllm_config.load_config.load_format)
     model = vllm_config.model_config
     plan = placement.plan(settings, model.hf_config.num_hidden_layers, _draft_layers(vllm_config))
-    made_up = vllm_config.load_config.load_format == dummy.LOAD_FORMAT
-    report = checkpoint.describe(model.model) if made_up else checkpoint.inspect(model.model)
+    computed = vllm_config.load_config.load_format in synthetic.LOAD_FORMATS
+    report = checkpoint.describe(model.model) if computed else checkpoint.inspect(model.model)
     device = _device()
+    experts = synthetic.Experts(model.seed, report.geometry, device) if computed else None
     scaled = block_scaled.enabled(settings.block_scaled, device)
     if scaled:
         logger.warning("VLLM_MOE_W2_BLOCK_SCALED=1: unvalidated kernels with e4m3 activations serve up to 8 tokens")
@@ -137,19 +144,35 @@ def get() -> W2Runtime:
         preflight.check(len(plan.mapped) * share.nbytes, locality)
     cache = correction = None
     if settings.planes_cache is not None or settings.store_dir is not None:
-        key = cache_key.make(report, share, shard)
+        if experts is None:
+            key = cache_key.make(report, share, shard)
+        else:
+            key = synthetic.key(experts, shard, plan.target_layers + plan.draft_layers)
         if settings.planes_cache is not None:
             cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
-        correction = build.build(settings, plan, key, device, vllm_config)
+        correction = build.build(settings, plan, key, device, vllm_config, experts)
     audit = Audit(settings.audit_path, plan, _describe(device, locality, scaled), correction and correction.facts())
     if correction is not None:
         correction.on_sized = audit.write
-    if made_up:
+    if computed:
         logger.warning(
-            "--load-format %s: routed experts hold random bits, for benchmarks only; every answer is noise",
-            dummy.LOAD_FORMAT,
+            "--load-format %s: routed experts are computed from seed %d, for benchmarks only; every answer is noise",
+            vllm_config.load_config.load_format,
+            model.seed,
         )
-    return W2Runtime(plan, device, locality, audit, cache, correction, made_up)
+    null_block.attach(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls))
+    padding = _draft_padding(vllm_config, device) if plan.draft_layers else None
+    made = W2Runtime(plan, device, locality, audit, cache, correction, experts, padding)
+    metrics.attach(made, vllm_config, settings.profile, shard.rank, shard.size)
+    return made
+
+
+def _draft_padding(vllm_config: VllmConfig, device: torch.device) -> DraftPadding:
+    from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+    padding = DraftPadding(vllm_config.scheduler_config.max_num_batched_tokens, device)
+    padding.attach(DSparkSpeculator)
+    return padding
 
 
 def _device() -> torch.device:
@@ -174,16 +197,9 @@ def _draft_layers(vllm_config: VllmConfig) -> int:
 
 
 def _refuse_unsupported(vllm_config: VllmConfig) -> None:
-    parallel = vllm_config.parallel_config
-    refusals = {
-        "expert parallelism (--enable-expert-parallel)": parallel.enable_expert_parallel,
-        "expert load balancing (--enable-eplb)": parallel.enable_eplb,
-        "pipeline parallelism (--pipeline-parallel-size)": parallel.pipeline_parallel_size > 1,
-        "Model Runner V1 (VLLM_USE_V2_MODEL_RUNNER=0, or no Triton)": not vllm_config.use_v2_model_runner,
-    }
-    for what, asked in refusals.items():
-        if asked:
-            raise UnsupportedError(f"--quantization moet_w2 does not support {what}; serve without it")
+    found = refusals.judge(refusals.from_vllm(vllm_config))
+    if found:
+        raise UnsupportedError(f"--quantization moet_w2 cannot serve this: {'; and '.join(map(str, found))}")
 
 
 def _describe(device: torch.device, locality: Locality | None, scaled: bool) -> dict[str, Any]:

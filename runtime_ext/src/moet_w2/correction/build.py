@@ -18,7 +18,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from .. import step_hook
+from .. import step_hook, synthetic
 from ..cache.key import CacheKey
 from ..config import W2Config
 from ..placement import LayerPlan
@@ -27,9 +27,22 @@ from .tier import Correction
 
 
 def build(
-    settings: W2Config, plan: LayerPlan, key: CacheKey, device: torch.device, vllm_config: VllmConfig
+    settings: W2Config,
+    plan: LayerPlan,
+    key: CacheKey,
+    device: torch.device,
+    vllm_config: VllmConfig,
+    experts: synthetic.Experts | None = None,
 ) -> Correction | None:
     """Make and attach the tier, or None where the settings want none.
+
+    Args:
+        settings: what is wanted.
+        plan: which layers may be corrected.
+        key: what rows depend on.
+        device: where the pool lies.
+        vllm_config: names the worker's class.
+        experts: what rows are computed from where there is no checkpoint, else None.
 
     Raises:
         UnsupportedError: tensor parallelism, or a vLLM that is not the pinned one.
@@ -40,7 +53,8 @@ def build(
     row_bytes = key.geometry.correction_row_bytes
     slots = None if settings.delta_auto else int(settings.delta_gib * 2**30) // row_bytes
     policy, prefill, trace = settings.delta_policy, settings.prefill_fp4, settings.trace
-    made = Correction(plan, key, settings.store_dir, slots, policy, prefill, device, trace)
+    pack = None if experts is None else synthetic.Rows(settings.store_dir, key, experts)
+    made = Correction(plan, key, settings.store_dir, slots, policy, prefill, device, trace, pack)
     _attach(made, device, vllm_config)
     return made
 

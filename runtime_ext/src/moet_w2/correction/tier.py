@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
@@ -20,6 +20,9 @@ from .metrics import Metrics, Totals
 from .pool import Pool
 from .store import Pack
 from .trace import Header, Recorder
+
+if TYPE_CHECKING:
+    from ..synthetic import Rows
 
 PREFILL_TOKENS = 64
 """A call over more tokens than this is prefill: decode steps of this product's profiles stay far below it."""
@@ -70,6 +73,7 @@ class Correction:
         prefill: bool,
         device: torch.device,
         trace: Path | None = None,
+        pack: Pack | Rows | None = None,
     ) -> None:
         """Open the pack and allocate the pool; nothing is resident yet.
 
@@ -82,6 +86,7 @@ class Correction:
             prefill: whether prefill reads resident slots.
             device: where the pool lies.
             trace: file that receives the routing trace at the end, or None.
+            pack: where rows come from, or None for the pack of ``key`` in ``store``.
 
         Raises:
             UnsupportedError: the layers are split over several ranks.
@@ -93,7 +98,7 @@ class Correction:
                 "a sum would mix both precisions of one expert; unset VLLM_MOE_W2_DELTA_GB or serve on one rank"
             )
         self.plan, self.policy, self.prefill, self.trace = plan, policy, prefill, trace
-        self.pack = Pack(store, key)
+        self.pack = Pack(store, key) if pack is None else pack
         self.sized_late = slots is None
         self.pool = Pool(key.layers, key.geometry.experts, slots or 0, self.pack.row_bytes, device)
         self.manager: Manager | None = None

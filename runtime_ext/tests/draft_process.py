@@ -1,0 +1,155 @@
+"""The child of test_draft_model.py: vLLM's own CUDA classes of the DSpark draft, built and loaded on a CPU.
+
+What needs a GPU to exist (events, kernel choices) is stubbed; names, configuration, parameters, loaders and the
+loader's walk over the checkpoint are vLLM's and ours. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from generators import expert_tensors, write_shards
+
+from moet_w2 import plugin, runtime, synthetic_loader
+from moet_w2.geometry import LayerGeometry
+
+GEOMETRY = LayerGeometry(4, 256, 128)
+TARGETS, DRAFTS = 2, 3
+
+
+def write_model(folder: Path) -> dict[int, dict[tuple[int, str, str], torch.Tensor]]:
+    """A checkpoint with routed experts of every layer and some dense tensors; the drafts' experts by layer key."""
+    demo = Path(__file__).resolve().parents[2] / "demo" / "checkpoint" / "config.json"
+    config = json.loads(demo.read_text()) | {
+        "num_hidden_layers": TARGETS,
+        "num_hash_layers": 1,
+        "n_routed_experts": GEOMETRY.experts,
+        "num_experts_per_tok": 2,
+        "compress_ratios": [0] * (TARGETS + DRAFTS),
+        "n_mtp_layers": DRAFTS,
+        "dspark_target_layer_ids": [0, 1],
+        "dspark_markov_rank": 64,
+        "dspark_noise_token_id": 2,
+        "dspark_block_size": 4,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    experts = {key: expert_tensors(GEOMETRY, key) for key in range(TARGETS + DRAFTS)}
+    stacks = [f"layers.{key}" for key in range(TARGETS)] + [f"mtp.{key}" for key in range(DRAFTS)]
+    tensors = {
+        f"{stacks[key]}.ffn.experts.{expert}.{projection}.{kind}": tensor
+        for key, layer in experts.items()
+        for (expert, projection, kind), tensor in layer.items()
+    }
+    tensors |= {
+        "embed.weight": torch.ones(768, 256),
+        "layers.0.attn_norm.weight": torch.full((256,), 3.0),
+        "mtp.1.attn_norm.weight": torch.full((256,), 5.0),
+        "mtp.2.norm.weight": torch.full((256,), 7.0),
+    }
+    write_shards(folder, tensors)
+    return {key: experts[key] for key in range(TARGETS, TARGETS + DRAFTS)}
+
+
+def stub_cuda() -> None:
+    """What the classes ask of a GPU while they are built."""
+    from vllm.model_executor.layers.quantization import fp8
+    from vllm.models.deepseek_v4.nvidia import flashmla
+
+    class Absent:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            pass
+
+    torch.cuda.Event = torch.cuda.Stream = Absent
+    fp8.init_fp8_linear_kernel = lambda **kwargs: None
+    flashmla.compute_fp8_einsum_recipe = lambda: ((1, 1, 128), True)
+
+
+def main(folder: Path, load_format: str) -> None:
+    plugin.register()
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+
+    experts = write_model(folder)
+    config = EngineArgs(
+        model=str(folder),
+        quantization="moet_w2",
+        load_format=load_format,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        block_size=256,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_num_batched_tokens=1024,
+        speculative_config={"method": "dspark", "num_speculative_tokens": 4},
+    ).create_engine_config()
+    draft_config = config.speculative_config.draft_model_config
+    stub_cuda()
+    from vllm.models.deepseek_v4.nvidia.dspark import DSparkDeepseekV4ForCausalLM
+
+    with set_current_vllm_config(config):
+        rendezvous = f"file://{folder / 'rendezvous'}"
+        init_distributed_environment(1, 0, rendezvous, 0, "gloo")
+        initialize_model_parallel(1, 1)
+        quantization = VllmConfig.get_quantization_config(draft_config, config.load_config)
+        model = DSparkDeepseekV4ForCausalLM(vllm_config=config)
+        loader = get_model_loader(config.load_config)
+        loader.drafting = True
+        loader.load_weights(model, draft_config)
+        here = runtime.get()
+        for module in model.modules():
+            if hasattr(module, "w2"):
+                module.quant_method.process_weights_after_loading(module)
+    facts = {
+        "quantization": quantization.get_name(),
+        "layers": {key: layer.origin for key, layer in here.layers.items()},
+        "mapped": [key for key, layer in here.layers.items() if layer.host is not None],
+        "names": [module.layer_name for module in model.modules() if hasattr(module, "w2")],
+        "bytes_read": loader.nbytes_read,
+        "complete": all(layer.complete for layer in here.layers.values()),
+        "draft_mask": list(here.draft_padding.mask.shape),
+        "audit": {key: value for key, value in here.audit.document().items() if key.endswith("layers")},
+        "norms": [float(model.model.layers[1].attn_norm.weight[0]), float(model.model.norm.weight[0])],
+    }
+    if load_format == "moet":
+        from generators import device_layer
+
+        for key, layer in here.layers.items():
+            expected = device_layer(GEOMETRY, key)
+            for name, tensor in experts[key].items():
+                expected.put(*name, tensor)
+            facts["complete"] &= torch.equal(layer.storage, expected.storage)
+        facts["bytes_of_drafts"] = 2 * 256 * 4 + sum(t.nbytes for layer in experts.values() for t in layer.values())
+        facts["codes_wanted"] = [key for key in here.layers if here.correction.wants_codes(key)]
+    else:
+        facts["dense"] = dense(model)
+    print("RESULT " + json.dumps(facts))
+    sys.stdout.flush()
+    os._exit(0)  # the process group and the correction's files need no orderly end
+
+
+def dense(model: torch.nn.Module) -> dict[str, list[float]]:
+    """Of each parameter that the synthetic loader gave values: smallest and largest root mean square of its rows."""
+    found = {}
+    for module, prefix in synthetic_loader._modules(model):
+        own = dict(module.named_parameters(recurse=False))
+        for name, value in own.items():
+            if name.startswith("weight_scale"):
+                continue
+            rows = value.detach().float()
+            scale = next((own[other] for other in own if other.startswith("weight_scale")), None)
+            if scale is not None:
+                rows = rows * float(scale.float().flatten()[0])
+            size = rows.flatten(1).pow(2).mean(1).sqrt() if rows.ndim > 1 else rows.abs()
+            found[f"{prefix}.{name}" if prefix else name] = [float(size.min()), float(size.max())]
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
