@@ -21,7 +21,7 @@ import pytest
 import torch
 from generators import TINY, device_layer, filled_layer, write_checkpoint
 
-from moet_w2 import checkpoint, cli, codebook
+from moet_w2 import checkpoint, cli, quantizer_abi
 from moet_w2.cache import admin, key, layout
 from moet_w2.cache.eligibility import Miss, judge
 from moet_w2.cache.key import CacheKey
@@ -132,10 +132,10 @@ def test_everything_that_changes_bytes_changes_the_key(root: Path, monkeypatch) 
     ]
     assert len({each.digest for each in [KEY, *changed]}) == 5
     assert all(judge(root, each, [0]) == {0: Miss.NO_FOLDER} for each in changed)
-    monkeypatch.setattr(codebook, "QUANTIZER_ABI", codebook.QUANTIZER_ABI + 1)
+    monkeypatch.setattr(quantizer_abi, "QUANTIZER_ABI", quantizer_abi.QUANTIZER_ABI + 1)
     assert judge(root, replace(KEY), [0]) == {0: Miss.NO_FOLDER}
     monkeypatch.undo()
-    monkeypatch.setattr(codebook, "ZERO_MODE", "another")
+    monkeypatch.setattr(quantizer_abi, "ZERO_MODE", "another")
     assert judge(root, replace(KEY), [0]) == {0: Miss.NO_FOLDER}
 
 
@@ -232,14 +232,14 @@ def test_words_are_all_different_and_all_tested() -> None:
 
 STALE = {
     "another checkpoint": lambda monkeypatch: replace(KEY, checkpoint="checkpoint-b"),
-    "another quantizer": lambda monkeypatch: monkeypatch.setattr(codebook, "QUANTIZER_ABI", 99),
-    "another zero mode": lambda monkeypatch: monkeypatch.setattr(codebook, "ZERO_MODE", "another"),
+    "another quantizer": lambda monkeypatch: monkeypatch.setattr(quantizer_abi, "QUANTIZER_ABI", 99),
+    "another zero mode": lambda monkeypatch: monkeypatch.setattr(quantizer_abi, "ZERO_MODE", "another"),
     "another rank": lambda monkeypatch: replace(KEY, shard=Shard(1, 2)),
 }
 DIFFERENCES = {
     "another checkpoint": "checkpoint checkpoint-a, here checkpoint-b",
-    "another quantizer": f"quantizer_abi {codebook.QUANTIZER_ABI}, here 99",
-    "another zero mode": f"zero_mode {codebook.ZERO_MODE[:12]}, here another",
+    "another quantizer": f"quantizer_abi {quantizer_abi.QUANTIZER_ABI}, here 99",
+    "another zero mode": f"zero_mode {quantizer_abi.ZERO_MODE[:12]}, here another",
     "another rank": "tp_rank 0, here 1, tp_size 1, here 2",
 }
 
@@ -689,7 +689,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys) -> None:
     name = layout.folder(root, KEY).name
     code, out, _ = moet("ls", root)
     assert code == 0 and out.startswith(f"{name}  1 of 2 layers, ")
-    assert f"quantizer {codebook.QUANTIZER_ABI}, checkpoint checkpoint-a (/models/a), used just now" in out
+    assert f"quantizer {quantizer_abi.QUANTIZER_ABI}, checkpoint checkpoint-a (/models/a), used just now" in out
     (tmp_path / "copy").mkdir()
     assert moet("export", root, name, tmp_path / "copy")[:2] == (0, f"{tmp_path}/copy/{name}\n")
     code, out, err = moet("verify", root, name[:4])

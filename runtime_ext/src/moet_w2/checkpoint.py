@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import CheckpointError
 from .geometry import SCALE_BLOCK, LayerGeometry
-from .layer import KINDS, PROJECTIONS
+from .shard import KINDS, PROJECTIONS
 
 INDEX = "model.safetensors.index.json"
 _EXPERT = re.compile(r"^(layers|mtp)\.(\d+)\.ffn\.experts\.")

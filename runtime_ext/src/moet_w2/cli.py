@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from . import audit, checkpoint, recipe, serve, sim
 from .cache import commands as cache_commands
+from .doctor import commands as doctor_commands
 from .errors import MoetError
 
 
@@ -29,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="start vLLM as a recipe says")
     serve.add_arguments(serving)
     serving.set_defaults(run=serve.run)
+
+    doctor_commands.add_parser(commands)
 
     checking = commands.add_parser("checkpoint", help="look at a checkpoint folder before it is loaded")
     verbs = checking.add_subparsers(required=True, metavar="VERB")

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import torch
 
-QUANTIZER_ABI = 2
-"""Changes whenever the same checkpoint would give other bytes; part of the cache key."""
-ZERO_MODE = "sign-or-checkerboard-95"
-"""Names the rule for zeros; part of the cache key."""
+from .quantizer_abi import QUANTIZER_ABI as QUANTIZER_ABI
+from .quantizer_abi import ZERO_MODE as ZERO_MODE
 
 LEVELS = (-4.0, -1.0, 1.0, 4.0)
 """Value of each 2-bit code, exact in e4m3, bf16 and e2m1."""

@@ -13,18 +13,7 @@ from .geometry import SCALE_BLOCK, LayerGeometry
 from .host_memory import HostAllocation
 from .kernels import quantize
 from .placement import Placement
-
-PROJECTIONS = ("w1", "w2", "w3")
-"""Gate, down and up projection of an expert, by their names in the checkpoint."""
-KINDS = ("weight", "scale")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """This rank's share of the tensor-parallel split: w1 and w3 by rows, w2 by columns."""
-
-    rank: int = 0
-    size: int = 1
+from .shard import KINDS, PROJECTIONS, Shard
 
 
 @dataclass

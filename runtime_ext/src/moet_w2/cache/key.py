@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import codebook
+from .. import quantizer_abi
 from ..checkpoint import INDEX, CheckpointReport
 from ..geometry import LayerGeometry
-from ..layer import Shard
+from ..shard import Shard
 
 FORMAT = 1
 """Version of the files themselves."""
@@ -42,8 +42,8 @@ class CacheKey:
         return {
             "format": FORMAT,
             "checkpoint": self.checkpoint,
-            "quantizer_abi": codebook.QUANTIZER_ABI,
-            "zero_mode": codebook.ZERO_MODE,
+            "quantizer_abi": quantizer_abi.QUANTIZER_ABI,
+            "zero_mode": quantizer_abi.ZERO_MODE,
             "experts": self.geometry.experts,
             "hidden": self.geometry.hidden,
             "width": self.geometry.width,

@@ -17,13 +17,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
-
-from ..layer import W2Layer
 from . import layout
 from .key import CacheKey
+
+if TYPE_CHECKING:  # the launcher imports this module, and does without torch
+    from ..layer import W2Layer
 
 _CHUNK = 32 << 20
 
@@ -79,6 +79,8 @@ def remove_leftovers(directory: Path) -> int:
 
 def _host_chunks(layer: W2Layer) -> Iterator[memoryview]:
     if layer.storage.is_cuda:
+        import torch
+
         # Another thread quantised the layer: what it enqueued, on whichever stream, must have run.
         torch.cuda.synchronize(layer.storage.device)
     storage = layer.storage if layer.host is None else layer.host.tensor()

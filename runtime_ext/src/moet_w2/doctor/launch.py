@@ -1,0 +1,81 @@
+"""Checks of the recipe's own parts: settings, checkpoint, refusals, the address and the files of the server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import launch_checks, refusals
+from ..checkpoint import CheckpointReport
+from .memory import gib
+from .report import Check, fail, ok, warn
+from .storage import standing
+from .subject import CPU, CUDA, Subject
+
+_SETUP = {CPU: "make setup", CUDA: "scripts/build-native.sh cuda"}
+
+
+def check_refusals(subject: Subject) -> Iterator[Check]:
+    """Options and variables that this model, the extension or the chip cannot serve with."""
+    capability = subject.used_gpus[0].capability if subject.used_gpus else None
+    asked = refusals.from_recipe(subject.recipe, subject.served_environ, subject.kind, capability, subject.w2)
+    found = refusals.judge(asked)
+    for refusal in found:
+        yield fail("option", refusal.value, refusal.remedy)
+    if not found:
+        yield ok("options", f"none of the {len(refusals.RULES)} that are refused")
+
+
+def check_settings(subject: Subject) -> Check:
+    """What the settings are, after they held against the environment."""
+    given = sum(name.startswith("VLLM_MOE_W2") for name in subject.served_environ)
+    return ok("settings", f"{given} of VLLM_MOE_W2*, none unknown, malformed or in contradiction to the recipe")
+
+
+def check_checkpoint(subject: Subject, report: CheckpointReport) -> Check:
+    """What a checkpoint that held against the recipe is."""
+    what = f"{report.path}: {report.target_layers} target and {report.draft_layers} draft layers"
+    if subject.command.load_format in launch_checks.MADE_UP:
+        return warn(
+            "checkpoint",
+            f"{report.path}: config.json alone (--load-format {subject.command.load_format}); "
+            "experts are made up and every answer is noise",
+            "for benchmarks only; remove load-format to serve",
+        )
+    return ok("checkpoint", f"{what}, {report.tensors:,} tensors in whole files, {gib(report.nbytes)}")
+
+
+def check_port(subject: Subject) -> Check:
+    host, port = subject.command.host, subject.command.port
+    launch_checks.check_port(host, port)
+    local = host in ("localhost", "::1") or host.startswith("127.")
+    if not local and not subject.environ.get("VLLM_API_KEY"):
+        return warn(
+            "port",
+            f"{port} on {host} is free, and open to the network without a key",
+            "set VLLM_API_KEY or give --api-key-file",
+        )
+    return ok("port", f"{port} on {host} is free")
+
+
+def check_files(subject: Subject) -> Iterator[Check]:
+    """The program, and whether what it writes can be written."""
+    program = Path(subject.command.argv[0])
+    if program.is_file():
+        yield ok("program", str(program))
+    else:
+        remedy = f"set up the serving environment with: {_SETUP[subject.kind]}"
+        yield fail("program", f"{program} does not exist", remedy)
+    if subject.command.audit_path is not None:
+        place = standing(subject.command.audit_path.parent)
+        if os.access(place, os.W_OK | os.X_OK) and place.is_dir():
+            yield ok("audit", f"{subject.command.audit_path} can be written")
+        else:
+            yield fail("audit", f"{subject.command.audit_path} cannot be written ({place})", "set W2_AUDIT_PATH")
+
+
+def program() -> Path:
+    """The ``vllm`` beside this interpreter."""
+    return Path(sys.executable).with_name("vllm")

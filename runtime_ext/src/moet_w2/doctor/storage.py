@@ -1,0 +1,133 @@
+"""Checks of the folders that a first start fills: what lies there already, and is there room for the rest?
+
+Names, sizes and sidecars alone are looked at; nothing is made and no payload is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import launch_checks
+from ..cache import eligibility, key, layout
+from ..checkpoint import CheckpointReport
+from ..config import W2Config
+from ..geometry import LayerGeometry
+from ..placement import LayerPlan
+from ..shard import Shard
+from .memory import gib
+from .report import Check, fail, ok, skipped, warn
+from .subject import Subject
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder: what it is for, and the bytes that a start would still write there."""
+
+    thing: str
+    path: Path
+    missing: int
+
+
+def check(subject: Subject, settings: W2Config, report: CheckpointReport, plan: LayerPlan) -> Iterator[Check]:
+    """State of the planes cache and of the correction pack, then the room for what they lack."""
+    folders: list[Folder] = []
+    if subject.command is not None and subject.command.load_format in launch_checks.MADE_UP:
+        yield skipped("planes cache", f"not applicable: --load-format {subject.command.load_format} has no checkpoint")
+        return
+    if settings.planes_cache is None:
+        yield skipped("planes cache", "none: every start builds all layers again; MOET_PLANES_CACHE_DIR names a folder")
+    else:
+        found, folder = _planes(subject, settings.planes_cache, report)
+        folders.append(folder)
+        yield found
+    if settings.store_dir is None:
+        yield skipped("correction pack", "none: no expert is corrected; MOET_STORE_DIR names a folder")
+    else:
+        found, folder = _pack(subject, settings.store_dir, report, plan)
+        folders.append(folder)
+        yield found
+    yield from _room(folders)
+
+
+def keys(report: CheckpointReport, size: int) -> list[key.CacheKey]:
+    """The cache key of every rank."""
+    whole = report.geometry
+    share = LayerGeometry(whole.experts, whole.hidden, whole.width // size)
+    return [key.make(report, share, Shard(rank, size)) for rank in range(size)]
+
+
+def _planes(subject: Subject, root: Path, report: CheckpointReport) -> tuple[Check, Folder]:
+    """How many layers may be read, the reasons for the others, and the bytes of those."""
+    layers = range(subject.recipe.expect.w2_layers)
+    misses, missing = [], 0
+    for each in keys(report, subject.tensor_parallel):
+        judged = eligibility.judge(root, each, layers)
+        reasons = [reason for reason in judged.values() if reason is not None]
+        misses += reasons
+        missing += len(reasons) * (layout.HEAD + each.geometry.nbytes)
+    total = len(layers) * subject.tensor_parallel
+    folder = Folder("planes cache", root, missing)
+    if not misses:
+        return ok("planes cache", f"{root}: all {total} layers can be read"), folder
+    words = ", ".join(f"{misses.count(reason)} {reason}" for reason in sorted(set(misses)))
+    state = f"{root}: {total - len(misses)} of {total} layers can be read ({words})"
+    return ok("planes cache", f"{state}; this start builds the rest, {gib(missing)}"), folder
+
+
+def _pack(subject: Subject, root: Path, report: CheckpointReport, plan: LayerPlan) -> tuple[Check, Folder]:
+    """The same for the pack: layers whose rows a sidecar vouches for. Layers that are never corrected have none."""
+    layers = [layer for layer in range(subject.recipe.expect.w2_layers) if plan.correctable(layer)]
+    absent = missing = 0
+    for each in keys(report, subject.tensor_parallel):
+        directory = layout.folder(root, each)
+        lacking = sum(not _vouched(directory / f"pack-{layer:03d}.json", each.digest, layer) for layer in layers)
+        absent += lacking
+        missing += lacking * each.geometry.experts * each.geometry.correction_row_bytes
+    total = len(layers) * subject.tensor_parallel
+    state = f"{root}: rows of {total - absent} of {total} layers"
+    if absent:
+        state += f"; this start writes the rest, {gib(missing)}"
+    return ok("correction pack", state), Folder("correction pack", root, missing)
+
+
+def _vouched(sidecar: Path, digest: str, layer: int) -> bool:
+    try:
+        document = json.loads(sidecar.read_text())
+        return document["key"] == digest and document["layer"] == layer
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _room(folders: list[Folder]) -> Iterator[Check]:
+    """Room on each filesystem for everything that goes there."""
+    systems: dict[int, list[tuple[Folder, Path]]] = {}
+    for folder in folders:
+        place = standing(folder.path)
+        if folder.missing and not os.access(place, os.W_OK):
+            yield warn(
+                folder.thing,
+                f"{place} cannot be written: what this start builds will not be kept",
+                "make it writable, or name another folder",
+            )
+            continue
+        systems.setdefault(place.stat().st_dev, []).append((folder, place))
+    for members in systems.values():
+        place = members[0][1]
+        facts = os.statvfs(place)
+        free, wanted = facts.f_bavail * facts.f_frsize, sum(folder.missing for folder, _ in members)
+        value = f"{gib(free)} free at {place}, {gib(wanted)} to be written"
+        if free < wanted:
+            names = " and ".join(folder.thing for folder, _ in members)
+            yield fail("disk space", f"{value} ({names})", "free space there, or name a folder on a larger disk")
+        else:
+            yield ok("disk space", value)
+
+
+def standing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    path = path.absolute()
+    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
