@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import codebook
+from . import quantizer_abi
 from .audit_rules import check, violations
 from .audit_summary import summary
 from .errors import AuditError
@@ -96,7 +96,7 @@ class Audit:
             "written_unix": time.time(),
             "pid": os.getpid(),
             "state": self._state(layers),
-            "quantizer": {"abi": codebook.QUANTIZER_ABI, "zero_mode": codebook.ZERO_MODE},
+            "quantizer": {"abi": quantizer_abi.QUANTIZER_ABI, "zero_mode": quantizer_abi.ZERO_MODE},
             "device": self.device,
             "target_layers": self.plan.target_layers,
             "draft_layers": self.plan.draft_layers,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import codebook
+from . import quantizer_abi
 from .config import SYNTHETIC_ORIGIN
 from .placement import Placement
 from .recipe_fields import AUTO
@@ -68,8 +68,8 @@ def check(document: dict[str, Any], recipe: Recipe) -> list[str]:
     wanted = list(expect.mapped_layers)
     facts = [
         ("state", document["state"], "ready"),
-        ("quantizer abi", document["quantizer"]["abi"], codebook.QUANTIZER_ABI),
-        ("zero mode", document["quantizer"]["zero_mode"], codebook.ZERO_MODE),
+        ("quantizer abi", document["quantizer"]["abi"], quantizer_abi.QUANTIZER_ABI),
+        ("zero mode", document["quantizer"]["zero_mode"], quantizer_abi.ZERO_MODE),
         ("configured mapped layers", document["configured_mapped_layers"], wanted),
         ("allocated mapped layers", document["allocated_mapped_layers"], wanted),
         ("mapped bytes", document["mapped_bytes"], expect.mapped_bytes),
