@@ -20,7 +20,7 @@ with socket.create_server(("127.0.0.1", 0)) as probe:
 
 main() {
   local env
-  env="$(serving_env)"
+  env="$(serving_env cpu)"
   PORT="${PORT:-$(free_port "$env")}"
   export PORT
   "$SERVE" --background

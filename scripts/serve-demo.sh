@@ -60,7 +60,7 @@ stop() {
 
 main() {
   local env
-  env="$(serving_env)"
+  env="$(serving_env cpu)"
   export W2_AUDIT_PATH="${W2_AUDIT_PATH:-$RUN_DIR/audit.json}"
   case "${1:-}" in
     --background)

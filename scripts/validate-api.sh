@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/serving.sh"
 
 main() {
   local env
-  env="$(serving_env)"
+  env="$(serving_env cuda cpu)"
   PYTHONPATH="$MOET_ROOT" exec "$env/bin/python" -m validation.smoke "$@"
 }
 

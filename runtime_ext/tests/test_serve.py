@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -41,7 +42,10 @@ def launch(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    model = tmp_path / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / checkpoint.INDEX).write_text('{"weight_map": {}}')
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "vllm").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
@@ -88,6 +92,26 @@ def test_starts_what_it_printed(launch, tmp_path):
     assert result.err == ""
 
 
+def test_every_problem_has_its_line(launch, monkeypatch, tmp_path):
+    (tmp_path / "bin" / "vllm").unlink()
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "absent"))
+    monkeypatch.setenv("VLLM_MOE_W2_MAPPED_LAYERS", "1")
+    result = launch()
+    assert result.code == 2 and result.started == []
+    lines = result.err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("moet: error: ") for line in lines)
+    for words in ("program: ", "checkpoint: model folder", "settings: VLLM_MOE_W2_MAPPED_LAYERS='1' contradicts"):
+        assert sum(line.startswith(f"moet: error: {words}") for line in lines) == 1
+
+
+def test_a_variable_that_the_recipe_replaces_is_told(launch, monkeypatch):
+    monkeypatch.setenv("SOME_WORDS", "a b")
+    monkeypatch.setenv("SOME_THREADS", "3")
+    result = launch()
+    assert result.err == "moet: note: SOME_THREADS='3' is exported, '2' is served with\n"
+    assert result.started[0][2]["SOME_THREADS"] == "2"
+
+
 def test_leaves_a_note_for_the_validation(launch, tmp_path):
     launch()
     entry = served.read(tmp_path)
@@ -107,7 +131,7 @@ def test_note_of_another_version_is_refused(tmp_path):
 
 
 def test_dry_run_prints_and_looks_at_nothing(launch, tmp_path, monkeypatch):
-    (tmp_path / "models" / "tiny").rmdir()
+    shutil.rmtree(tmp_path / "models")
     monkeypatch.setattr(checkpoint, "inspect", None)
     result = launch("--dry-run")
     assert result.code == 0 and result.started == []
@@ -200,7 +224,8 @@ def test_a_model_without_weights_is_held_against_its_config(launch, tmp_path, mo
 
 def test_open_host_without_a_key_is_noted(launch, monkeypatch):
     monkeypatch.setenv("HOST", "0.0.0.0")
-    assert launch().err == "moet: note: 0.0.0.0 is open to the network without VLLM_API_KEY or --api-key-file\n"
+    result = launch()
+    assert result.started and result.err.startswith("moet: note: port: ") and "without a key" in result.err
     monkeypatch.setenv("VLLM_API_KEY", "k")
     assert launch().err == ""
 
@@ -234,12 +259,12 @@ def test_refuses_a_layer_key_the_checkpoint_lacks(launch, monkeypatch):
 def test_refuses_too_little_lockable_memory(launch, monkeypatch):
     scarce = [preflight.Available("a test", 1000, "add memory")]
     monkeypatch.setattr(preflight, "limits", lambda *_: scarce)
-    refused(launch(), f"need {2 * GEOMETRY.nbytes:,} bytes of locked host memory; a test leaves 1,000: add memory")
+    refused(launch(), "moet: error: a test: 1000 bytes left", "add memory")
 
 
 def test_refuses_correction_without_a_store(launch, monkeypatch):
     monkeypatch.setenv("VLLM_MOE_W2_DELTA_GB", "1")
-    refused(launch(), "VLLM_MOE_W2_DELTA_GB=1 needs VLLM_MOE_W2_STORE_DIR")
+    refused(launch(), "VLLM_MOE_W2_DELTA_GB=1 needs VLLM_MOE_W2_STORE_DIR; name a folder")
 
 
 @pytest.mark.parametrize("size", ["1", "auto"])
@@ -347,6 +372,7 @@ def test_refuses_an_unknown_setting_with_the_nearest_known(launch, monkeypatch):
 def test_refuses_a_setting_that_contradicts_the_recipe(launch, monkeypatch, name, value, remedy):
     monkeypatch.setenv(name, value)
     refused(launch(), f"{name}={value!r} contradicts the recipe's", remedy)
+    assert "is served with" not in launch().err
 
 
 def test_refuses_a_port_in_use(launch):
@@ -370,7 +396,7 @@ def test_refuses_a_host_that_is_not_here(launch, monkeypatch, host, words):
 def test_refuses_an_audit_path_that_cannot_be_written(launch, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("W2_AUDIT_PATH", str(tmp_path / "file" / "audit.json"))
-    refused(launch(), "audit ", "cannot be written", "set W2_AUDIT_PATH")
+    refused(launch(), "moet: error: audit: ", "cannot be written", "set W2_AUDIT_PATH")
 
 
 def test_refuses_an_environment_without_the_server(launch, tmp_path):

@@ -1,10 +1,19 @@
 # Shared by the scripts that serve and validate. Source it after common.sh; it runs nothing by itself.
 # shellcheck shell=bash
 
-# serving_env: prints the environment to serve and validate with; MOET_ENV chooses another one.
+# What makes the environment of each kind of device.
+declare -A SETUP=([cpu]="make setup" [cuda]="scripts/build-native.sh cuda")
+
+# serving_env KIND...: prints the environment to serve or validate with: the first of these kinds that is there.
+# MOET_ENV chooses another one.
 serving_env() {
-  local env="${MOET_ENV:-$MOET_ROOT/.native/venv-cpu}"
-  [[ -x "$env/bin/python" ]] || die 1 "no environment at $env; make it with: make setup"
+  local kind env="${MOET_ENV:-}"
+  for kind in "$@"; do
+    [[ -z "${MOET_ENV:-}" ]] || continue
+    env="$MOET_ROOT/.native/venv-$kind"
+    [[ ! -x "$env/bin/python" ]] || break
+  done
+  [[ -x "$env/bin/python" ]] || die 1 "no environment at $env; make it with: ${SETUP[$kind]}"
   printf '%s\n' "$env"
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_background_reports_why_a_server_did_not_start(tmp_path):
         [REPOSITORY / "scripts" / "serve-demo.sh", "--background"], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1 and time.monotonic() - start < 30
-    assert f"moet: error: model folder {tmp_path}/absent does not exist" in done.stderr
+    assert f"moet: error: checkpoint: model folder {tmp_path}/absent does not exist" in done.stderr
     assert f"did not become ready; all of its log: {tmp_path}/server.log" in done.stderr
     assert not (tmp_path / "server.pid").exists()
 
@@ -123,12 +124,92 @@ def test_background_stops_a_server_that_is_late(scripts, tmp_path):
     assert leaders() == before
 
 
-@pytest.mark.parametrize("name", ["serve-demo.sh", "validate-api.sh", "demo.sh"])
-def test_without_an_environment_setup_is_named(scripts, name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "setup"),
+    [
+        ("serve-demo.sh", "make setup"),
+        ("demo.sh", "make setup"),
+        ("validate-api.sh", "make setup"),
+        ("serve-pro6000-ds4flash.sh", "scripts/build-native.sh cuda"),
+    ],
+)
+def test_without_an_environment_setup_is_named(scripts, name, setup, tmp_path):
     environment = clean_environment(MOET_ENV=str(tmp_path / "nowhere"))
     done = subprocess.run([REPOSITORY / "scripts" / name], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"{name}: error: no environment at {tmp_path}/nowhere; make it with: make setup\n"
+    assert done.stderr == f"{name}: error: no environment at {tmp_path}/nowhere; make it with: {setup}\n"
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Runs the launcher of the 96 GB card in a copy of scripts/, with an environment that prints its words."""
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
+
+    def run(*words: str, kinds: tuple[str, ...] = ("cuda",)):
+        for kind in kinds:
+            folder = tmp_path / ".native" / f"venv-{kind}" / "bin"
+            folder.mkdir(parents=True)
+            for program in ("moet", "python"):
+                (folder / program).write_text(f"#!/bin/sh\nprintf '%s|' {kind} \"$@\"\n")
+                (folder / program).chmod(0o755)
+        environment = clean_environment()
+        environment.pop("MOET_ENV", None)
+        script = tmp_path / "scripts" / "serve-pro6000-ds4flash.sh"
+        done = subprocess.run([script, *words], env=environment, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "profile", "rest"),
+    [
+        ((), "512k", ""),
+        (("--profile", "300k"), "300k", ""),
+        (("--profile=512k", "--dry-run"), "512k", "--dry-run|"),
+        (("--stock", "--profile", "300k", "--api-key-file", "a b"), "300k", "--stock|--api-key-file|a b|"),
+    ],
+)
+def test_launcher_chooses_a_recipe_and_passes_the_rest(launcher, tmp_path, words, profile, rest):
+    recipe_file = f"{tmp_path}/bench/recipes/pro6000-{profile}.yaml"
+    assert launcher(*words) == (0, f"cuda|serve|--recipe|{recipe_file}|{rest}", "")
+    assert (REPOSITORY / "bench" / "recipes" / f"pro6000-{profile}.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--profile", "1m"), "--profile '1m' is not a profile; use one of: 512k 300k"),
+        (("--profile", "*"), "--profile '*' is not a profile; use one of: 512k 300k"),
+        (("--profile=",), "--profile '' is not a profile; use one of: 512k 300k"),
+        (("--dry-run", "--profile"), "--profile needs a value; use one of: 512k 300k"),
+        (("--recipe", "x"), "--recipe is not for this script: choose a --profile, or call `moet serve` itself"),
+    ],
+)
+def test_launcher_refuses_what_is_no_profile(launcher, words, message):
+    assert launcher(*words) == (2, "", f"serve-pro6000-ds4flash.sh: error: {message}\n")
+
+
+def test_launcher_does_not_serve_a_gpu_from_the_environment_for_cpus(launcher, tmp_path):
+    status, out, err = launcher(kinds=("cpu",))
+    assert (status, out) == (1, "")
+    assert f"no environment at {tmp_path}/.native/venv-cuda; make it with: scripts/build-native.sh cuda" in err
+
+
+def test_launcher_help_says_what_is_what(launcher):
+    status, out, _ = launcher("--help")
+    assert status == 0 and out.startswith("Serves DeepSeek-V4-Flash-0731") and out.endswith("|--help|")
+    assert "set -euo pipefail" not in out
+
+
+@pytest.mark.parametrize(("kinds", "chosen"), [(("cpu", "cuda"), "cuda"), (("cpu",), "cpu"), (("cuda",), "cuda")])
+def test_validation_takes_the_environment_that_is_there(launcher, tmp_path, kinds, chosen):
+    launcher("--help", kinds=kinds)
+    environment = clean_environment()
+    environment.pop("MOET_ENV", None)
+    script = tmp_path / "scripts" / "validate-api.sh"
+    done = subprocess.run([script, "--json"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{chosen}|-m|validation.smoke|--json|"
 
 
 def test_a_number_given_to_another_process_since_is_left_alone(scripts, tmp_path):

@@ -1,8 +1,8 @@
 """``moet serve``: check everything that can be checked before a model is loaded, then become ``vllm serve``.
 
-The checks run in a fixed order and the first that fails ends in one line and exit code 2, so that no server
-starts which could not have served what its recipe says. The launcher's own variables are read by ``overrides``,
-settings of the server by ``envs``; the environment is handed on to the server.
+The checks are those of ``moet doctor``. Each that fails is one line, and then no server starts (exit code 2): none
+that could not have served what its recipe says. The launcher's own variables are read by ``overrides``, settings of
+the server by ``envs``; the environment is handed on to the server.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import api_key, command, launch_checks, overrides, preflight, served
+from . import api_key, command, doctor, envs, overrides, served
 from .cache import phases
 from .errors import ConfigError, MoetError
 from .recipe import Recipe, load
 
 EXIT_BAD_INPUT = 2
-
-SETUP = {"cpu": "make setup", "cuda": "scripts/build-native.sh cuda"}
-"""What makes the environment that serves, by the kind of device."""
 
 OVERRIDES_HELP = """environment variables that override the recipe:
   MODEL_PATH          folder of the checkpoint
@@ -59,50 +56,45 @@ def run(args: argparse.Namespace) -> int:
     """Serve a recipe. Does not return when the server starts: this process becomes it.
 
     Returns:
-        0 after a dry run, 2 when something is wrong (one line on stderr says what).
+        0 after a dry run, 2 when something is wrong (lines on stderr say what).
     """
     try:
         recipe = load(args.recipe, args.root)
         program = Path(sys.executable).with_name("vllm")
         here = overrides.read(os.environ)
         rendered = command.render(recipe, here, stock=args.stock, program=str(program))
-        secrets = {} if args.dry_run else api_key.environment(args.api_key_file, os.environ)
+        inherited = dict(os.environ)
         if not args.dry_run:
-            check(recipe, rendered, os.environ)
-            if not program.is_file():
-                kind = recipe.device.kind if recipe.device is not None else "cpu"
-                raise ConfigError(f"{program} does not exist; set up the serving environment with: {SETUP[kind]}")
+            inherited |= api_key.environment(args.api_key_file, os.environ)
+            if not fit(recipe, rendered, inherited):
+                return EXIT_BAD_INPUT
             prepare(rendered)
         document = json.dumps(rendered.document(), indent=2)
         print(document if args.print == "json" else rendered.shell(), flush=True)
         if args.dry_run:
             return 0
-        environment = {**os.environ, **rendered.env, **secrets}
-        if not _is_local(rendered.host) and not environment.get(api_key.VARIABLE):
-            print(
-                f"moet: note: {rendered.host} is open to the network without VLLM_API_KEY or --api-key-file",
-                file=sys.stderr,
-            )
         served.write(recipe, rendered)
     except MoetError as error:
         print(f"moet: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    os.execvpe(rendered.argv[0], rendered.argv, environment)
+    os.execvpe(rendered.argv[0], rendered.argv, {**inherited, **rendered.env})
 
 
-def check(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> None:
-    """Everything that must hold before the server may start.
-
-    Raises:
-        MoetError: the first thing that does not hold.
-    """
-    launch_checks.check_model_folder(rendered.model_path)
-    report = launch_checks.check_checkpoint(recipe, rendered, environ)
-    settings = launch_checks.check_settings(rendered, environ)
-    if settings.enabled and settings.mapped_layers:
-        # The node is the worker's to find; what the process may lock at all shows here.
-        preflight.check(len(settings.mapped_layers) * report.geometry.nbytes, None)
-    launch_checks.check_port(rendered.host, rendered.port)
+def fit(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> bool:
+    """Whether the doctor lets a server start; a line on stderr for each of its findings that a person must know."""
+    report = doctor.examine(recipe, rendered, environ)
+    words = {doctor.Status.FAIL: "error", doctor.Status.WARN: "note"}
+    told: set[str] = set()  # a setting that does not parse stands in the way of every check that needs it
+    for check in report.checks:
+        if check.status in words and check.value not in told:
+            told.add(check.value)
+            what = check.value if check.value.startswith(check.thing) else f"{check.thing}: {check.value}"
+            print(f"moet: {words[check.status]}: {what}; {check.remedy}", file=sys.stderr)
+    for name, value in rendered.env.items():
+        # Settings of W2 that differ have failed above; of the rest, the recipe's word is as good as the recipe.
+        if name not in envs.SETTINGS and environ.get(name, value) != value:
+            print(f"moet: note: {name}={environ[name]!r} is exported, {value!r} is served with", file=sys.stderr)
+    return not report.failed
 
 
 def prepare(rendered: command.Command) -> None:
@@ -128,10 +120,6 @@ def _prepare_folder(folder: Path) -> None:
                 f"folder {folder} cannot be made ({error.strerror}); set CACHE_ROOT, MOET_PLANES_CACHE_DIR or "
                 "MOET_STORE_DIR"
             ) from None
-
-
-def _is_local(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _prepare_audit(path: Path) -> None:
