@@ -81,8 +81,39 @@ def test_a_broken_checkpoint(place: Path) -> None:
     check = one(found, "checkpoint")
     assert found.failed and check.status is Status.FAIL
     assert f"{shard}: truncated" in check.value and check.remedy == "download it again"
-    for thing in ("NUMA node", "host memory", "planes cache", "disk space"):
-        assert one(found, thing).status is Status.SKIPPED
+    assert one(found, "memory, folders, disk space").status is Status.SKIPPED
+
+
+def test_a_download_that_was_cut_short(place: Path) -> None:
+    shards = sorted((place / "model").glob("*.safetensors"))
+    for shard in shards:
+        shard.unlink()
+    check = one(look(place), "checkpoint")
+    assert check.status is Status.FAIL
+    assert f"{len(shards)} of {len(shards)} shards are missing ({shards[0].name}, " in check.value
+    assert "cut short" in check.remedy
+
+
+def test_a_broken_index(place: Path) -> None:
+    (place / "model/model.safetensors.index.json").write_text("[]")
+    assert "holds no JSON object" in one(look(place), "checkpoint").value
+
+
+def test_made_up_weights_have_neither_shards_nor_caches(place: Path) -> None:
+    for file in [*(place / "model").glob("*.safetensors"), place / "model/model.safetensors.index.json"]:
+        file.unlink()
+    found = look(place, data=RECIPE | {"engine": RECIPE["engine"] | {"load-format": "dummy"}})
+    assert not found.failed, found.lines()
+    assert one(found, "checkpoint").status is Status.WARN and "every answer is noise" in one(found, "checkpoint").value
+    assert one(found, "planes cache").status is Status.SKIPPED
+
+
+def test_another_checkpoint_than_the_recipe_means(place: Path) -> None:
+    model = RECIPE["model"] | {"geometry": {"experts": 4, "hidden": 128, "width": 128}}
+    data = RECIPE | {"model": model, "w2": {"mapped_layers": []}}
+    data |= {"expect": RECIPE["expect"] | {"mapped_layers": [], "mapped_bytes": 0}}
+    check = one(look(place, data=data), "checkpoint")
+    assert check.status is Status.FAIL and "model.geometry is" in check.value and "set MODEL_PATH" in check.remedy
 
 
 def test_no_checkpoint(place: Path) -> None:
@@ -217,7 +248,7 @@ def test_what_the_cache_holds_already_is_not_counted_again(place: Path) -> None:
 def test_the_pack_counts_the_layers_that_are_corrected(place: Path) -> None:
     root = place / "store"
     environ = folders(place, MOET_STORE_DIR=root)
-    data = RECIPE | {"w2": {"mapped_layers": [1], "correction": {"gb": 0, "exclude_layers": [1]}}}
+    data = RECIPE | {"w2": {"mapped_layers": [1], "correction": {"gb": 1, "exclude_layers": [1]}}}
     found = one(look(place, environ, data), "correction pack")
     assert "rows of 0 of 1 layers; this start writes the rest, 192.0 KiB" in found.value  # 4 experts of 48 KiB
     (each,) = keys(place)
@@ -228,6 +259,22 @@ def test_the_pack_counts_the_layers_that_are_corrected(place: Path) -> None:
     assert one(look(place, environ, data), "correction pack").value.endswith("rows of 1 of 1 layers")
 
 
+def test_a_store_that_no_correction_fills_is_not_counted(place: Path) -> None:
+    found = look(place, folders(place, MOET_STORE_DIR=place / "store"))
+    assert one(found, "correction pack").status is Status.SKIPPED
+
+
+def test_caches_of_compilers(place: Path, monkeypatch) -> None:
+    assert one(look(place), "JIT caches").status is Status.SKIPPED
+    environ = {"CACHE_ROOT": str(place / "root/deep")}
+    assert one(look(place, environ), "JIT caches").value.startswith(f"{place}: ")
+    assert not (place / "root").exists()
+    monkeypatch.setattr(os, "statvfs", lambda path: _Full)
+    assert one(look(place, environ), "JIT caches").status is Status.WARN
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert one(look(place, environ), "JIT caches").status is Status.FAIL
+
+
 class _Full:
     f_bavail, f_frsize = 1, 4096
 
@@ -235,7 +282,8 @@ class _Full:
 def test_a_full_disk(place: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: _Full)
     environ = folders(place, MOET_PLANES_CACHE_DIR=place / "planes", MOET_STORE_DIR=place / "store")
-    check = one(look(place, environ), "disk space")
+    data = RECIPE | {"w2": {"mapped_layers": [1], "correction": {"gb": 1}}}
+    check = one(look(place, environ, data), "disk space")
     assert check.status is Status.FAIL and "planes cache and correction pack" in check.value
     assert check.value.startswith(f"4.0 KiB free at {place}, 608.0 KiB to be written")  # 224 and 384
     assert "free space there" in check.remedy
@@ -260,7 +308,7 @@ def test_room_for_the_real_model(place: Path, monkeypatch) -> None:
         "expect": RECIPE["expect"] | {"w2_layers": 43, "mapped_bytes": whole.nbytes},
     }
     subject = Subject(recipe.load(write(place, data)), None, {}, Absent("none"), place)
-    settings = W2Config(planes_cache=place / "planes", store_dir=place / "store")
+    settings = W2Config(planes_cache=place / "planes", store_dir=place / "store", delta_gib=6)
     found = list(storage.check(subject, settings, made, LayerPlan(43, 0, (), ())))
     assert [check.thing for check in found] == ["planes cache", "correction pack", "disk space"]
     assert f"{43 * (whole.nbytes + 4096) / GIB:.1f} GiB" in found[0].value and 77.5e9 < 43 * whole.nbytes < 78.5e9
@@ -356,10 +404,11 @@ def test_an_error_in_a_check_is_its_failure() -> None:
         def look() -> None:
             raise error
 
-        return report.made("thing", look)[0]
+        return report.made("thing", look, "look")[0]
 
     found = raises(ConfigError("X=1 is wrong; use 2"))
     assert (found.status, found.value, found.remedy) == (Status.FAIL, "X=1 is wrong", "use 2")
+    assert raises(ConfigError("X=1 is wrong")).remedy == "look"
     assert raises(PermissionError(13, "Permission denied", "/proc/x")).status is Status.FAIL
     with pytest.raises(ZeroDivisionError):
         raises(ZeroDivisionError())
@@ -400,6 +449,6 @@ def test_help_tells_the_exit_codes(capsys) -> None:
     assert "1 a check failed" in text and "MODEL_PATH" in text and text.count("exit status") == 1
 
 
-def test_looking_needs_no_torch(tmp_path: Path) -> None:
-    code = "import sys, moet_w2.doctor; sys.exit('torch' in sys.modules)"
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, moet_w2.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

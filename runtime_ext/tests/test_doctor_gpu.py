@@ -32,7 +32,7 @@ def subject(root: Path, *cards: Card, device: dict | None = ON_GPU, environ: dic
 
 
 def checked(found: Subject) -> dict[str, Check]:
-    return {check.thing: check for check in made("GPU", lambda: gpus.check(found))}
+    return {check.thing: check for check in made("GPU", lambda: gpus.check(found), "")}
 
 
 def one(found: Subject, thing: str) -> Check:

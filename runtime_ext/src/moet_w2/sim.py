@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .correction import simulate, trace
+from .correction import trace
 from .correction.policy import POLICIES
-from .correction.simulate import Outcome
 from .correction.trace import Trace, TraceError
+
+if TYPE_CHECKING:  # simulate needs torch, and the other commands of `moet` do not
+    from .correction.simulate import Outcome
 
 _SMOOTHED = 200
 """Points of a plotted line at most: neighbouring windows are averaged by their routings."""
@@ -31,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TraceError: the trace cannot be used, or the plot cannot be written.
     """
+    from .correction import simulate
+
     recorded = trace.load(args.trace)
     if not recorded.windows:
         raise TraceError(f"trace {args.trace} holds no window; the server stopped before it routed anything")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import W2Config
 from ..errors import CacheError
 from . import layout
 from .key import CacheKey
-from .load import WORKERS
 
 _CHUNK = 16 << 20
 _REMOVED = "cache {} is being removed; start again when that is done"
@@ -120,7 +120,7 @@ def verify(entry: Entry, progress: Callable[[int], None] = lambda nbytes: None) 
             found = f"cannot be verified ({error})"
         return f"{path}: {found}" if found else None
 
-    with ThreadPoolExecutor(WORKERS) as threads:
+    with ThreadPoolExecutor(W2Config.load_workers) as threads:
         return [problem for problem in threads.map(check, layout.layers_in(entry.directory)) if problem]
 
 

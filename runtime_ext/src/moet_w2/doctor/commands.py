@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from .. import command, overrides, recipe
 from ..serve import OVERRIDES_HELP
 from . import launch
 from .examine import examine
+from .report import WIDTH
 
 HELP = """exit status: 0 nothing stands in the way (there may be warnings), 1 a check failed, 2 bad usage or a recipe
 that cannot be read
@@ -52,5 +54,6 @@ def run(args: argparse.Namespace) -> int:
         here = overrides.read(os.environ)
         rendered = command.render(loaded, here, stock=args.stock, program=str(launch.program()))
     report = examine(loaded, rendered)
-    print(json.dumps(report.document(), indent=2) if args.json else "\n".join(report.lines()))
+    columns = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    print(json.dumps(report.document(), indent=2) if args.json else "\n".join(report.lines(columns=columns)))
     return 1 if report.failed else 0

@@ -16,6 +16,9 @@ from . import gpus, launch, memory, nvml, software, storage
 from .report import Check, Report, made, skipped
 from .subject import Subject
 
+_NODE = "name the node by VLLM_MOE_W2_MAPPED_NUMA_NODE, or map no layers"
+_MEMORY = "give the process more memory, or map fewer layers"
+
 
 def examine(
     recipe: Recipe | None,
@@ -39,9 +42,9 @@ def examine(
     start = time.perf_counter()
     subject = Subject(recipe, command, os.environ if environ is None else environ, nvml.read(library), root)
     checks = [
-        *made("versions", lambda: software.check_versions(subject)),
-        *made("GPU", lambda: gpus.check(subject)),
-        *made("nvcc", lambda: software.check_compilers(subject)),
+        *made("versions", lambda: software.check_versions(subject), "install the distribution again"),
+        *made("GPU", lambda: gpus.check(subject), "serve on another GPU"),
+        *made("nvcc", lambda: software.check_compilers(subject), "install the CUDA toolkit again"),
     ]
     checks += _machine(subject) if recipe is None else _recipe(subject)
     about = "this machine" if recipe is None else recipe.name
@@ -56,8 +59,8 @@ def _machine(subject: Subject) -> list[Check]:
         return list(memory.check_node(subject, homes))
 
     return [
-        *made("NUMA node", node),
-        *made("host memory", lambda: memory.check_limits(subject, None, homes)),
+        *made("NUMA node", node, _NODE),
+        *made("host memory", lambda: memory.check_limits(subject, None, homes), _MEMORY),
         skipped("checkpoint, cache, disk, port", "no recipe was given; moet doctor --recipe FILE looks at them"),
     ]
 
@@ -75,6 +78,8 @@ def _recipe(subject: Subject) -> list[Check]:
 
     def look_at_checkpoint() -> Check:
         launch_checks.check_model_folder(command.model_path)
+        if command.load_format not in launch_checks.MADE_UP:
+            launch.look_for_shards(command.model_path)
         reports.append(launch_checks.check_checkpoint(recipe, command, environ))
         return launch.check_checkpoint(subject, reports[0])
 
@@ -83,29 +88,26 @@ def _recipe(subject: Subject) -> list[Check]:
         return list(memory.check_node(subject, homes))
 
     checks = [
-        *made("options", lambda: launch.check_refusals(subject)),
-        *made("settings", look_at_settings),
-        *made("checkpoint", look_at_checkpoint),
+        *made("options", lambda: launch.check_refusals(subject), "correct the recipe"),
+        *made("settings", look_at_settings, "correct the setting or unset it"),
+        *made("checkpoint", look_at_checkpoint, "set MODEL_PATH to the checkpoint that the recipe is made for"),
     ]
-    if not (settings and reports):
-        why = "settings and checkpoint must hold first"
-        checks += [skipped(thing, why) for thing in ("NUMA node", "host memory", "planes cache", "disk space")]
-    else:
+    if settings and reports:
         report, chosen = reports[0], settings[0]
         needed = memory.need(subject, chosen, report)
         if needed.locked:
-            checks += made("NUMA node", look_at_node)
+            checks += made("NUMA node", look_at_node, _NODE)
         else:
-            checks.append(skipped("NUMA node", "not applicable: the recipe maps no layer"))
-        checks += made("host memory", lambda: memory.check_limits(subject, needed, homes))
-        checks += made("GPU weights", lambda: gpus.check_weights(subject, chosen, report))
-        drafts = recipe.expect.w2_layers - report.target_layers
-        checks += made(
-            "planes cache",
-            lambda: storage.check(subject, chosen, report, placement.plan(chosen, report.target_layers, drafts)),
-        )
+            checks.append(skipped("NUMA node", "not applicable: no layer is mapped"))
+        plan = placement.plan(chosen, report.target_layers, recipe.expect.w2_layers - report.target_layers)
+        checks += made("host memory", lambda: memory.check_limits(subject, needed, homes), _MEMORY)
+        checks += made("GPU weights", lambda: gpus.check_weights(subject, chosen, report), "map more layers")
+        checks += made("folders", lambda: storage.check(subject, chosen, report, plan), "name other folders")
+    else:
+        checks.append(skipped("memory, folders, disk space", "settings and checkpoint must hold first"))
     return [
         *checks,
-        *made("port", lambda: launch.check_port(subject)),
-        *made("files", lambda: launch.check_files(subject)),
+        *made("JIT caches", lambda: storage.check_jit(subject), "set CACHE_ROOT to a folder that can be written"),
+        *made("port", lambda: launch.check_port(subject), "set HOST or PORT"),
+        *made("files", lambda: launch.check_files(subject), "make them writable"),
     ]

@@ -32,11 +32,7 @@ def check(subject: Subject) -> Iterator[Check]:
         if subject.kind is None:
             yield skipped("GPU", f"{why}; a recipe that needs a GPU cannot be served here")
         else:
-            yield fail(
-                "GPU",
-                why,
-                "install the NVIDIA driver, give the container the GPU (docker run --gpus), or serve a recipe for CPUs",
-            )
+            yield fail("GPU", why, subject.driver.remedy)
         return
     yield _driver(subject)
     yield from _selection(subject)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import launch_checks, refusals
+from .. import checkpoint, envs, launch_checks, refusals
+from ..cache.key import identity
 from ..checkpoint import CheckpointReport
+from ..errors import CheckpointError
 from .memory import gib
 from .report import Check, fail, ok, warn
 from .storage import standing
@@ -30,21 +33,39 @@ def check_refusals(subject: Subject) -> Iterator[Check]:
 
 def check_settings(subject: Subject) -> Check:
     """What the settings are, after they held against the environment."""
-    given = sum(name.startswith("VLLM_MOE_W2") for name in subject.served_environ)
-    return ok("settings", f"{given} of VLLM_MOE_W2*, none unknown, malformed or in contradiction to the recipe")
+    given = sum(name.startswith(envs.PREFIX) for name in subject.served_environ)
+    return ok("settings", f"{given} variables {envs.PREFIX}*: known, well formed, as the recipe has them")
+
+
+def look_for_shards(folder: Path) -> None:
+    """Tell of every shard that is missing at once: a download that was cut short lacks many.
+
+    Raises:
+        CheckpointError: several of those that the index names are not there; a single fault is told by the inspection.
+    """
+    try:
+        named = sorted(set(json.loads((folder / checkpoint.INDEX).read_text())["weight_map"].values()))
+        missing = [shard for shard in named if not (folder / shard).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # the inspection says what is wrong with the index
+    if len(missing) > 1:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of {len(named)} shards are missing ({shown}); download the checkpoint again, or "
+            "end the download that was cut short"
+        )
 
 
 def check_checkpoint(subject: Subject, report: CheckpointReport) -> Check:
     """What a checkpoint that held against the recipe is."""
-    what = f"{report.path}: {report.target_layers} target and {report.draft_layers} draft layers"
     if subject.command.load_format in launch_checks.MADE_UP:
-        return warn(
-            "checkpoint",
-            f"{report.path}: config.json alone (--load-format {subject.command.load_format}); "
-            "experts are made up and every answer is noise",
-            "for benchmarks only; remove load-format to serve",
-        )
-    return ok("checkpoint", f"{what}, {report.tensors:,} tensors in whole files, {gib(report.nbytes)}")
+        made_up = f"config.json alone (--load-format {subject.command.load_format}), experts are made up"
+        return warn("checkpoint", f"{report.path}: {made_up} and every answer is noise", "for benchmarks only")
+    return ok(
+        "checkpoint",
+        f"{report.path}: {report.target_layers} target and {report.draft_layers} draft layers, {report.tensors:,} "
+        f"tensors in whole files, {gib(report.nbytes)}, identity {identity(report.path)[:12]}",
+    )
 
 
 def check_port(subject: Subject) -> Check:

@@ -72,9 +72,12 @@ class Driver:
 
 @dataclass(frozen=True)
 class Absent:
-    """There is no driver that answers, and why."""
+    """There is no driver that answers: why, and what to do about it."""
 
     why: str
+    remedy: str = (
+        "install the NVIDIA driver, give the container the GPU (docker run --gpus), or serve a recipe for CPUs"
+    )
 
 
 def read(library: Any = None) -> Driver | Absent:
@@ -87,7 +90,7 @@ def read(library: Any = None) -> Driver | Absent:
         try:
             import pynvml as library
         except ImportError:
-            return Absent("nvidia-ml-py is not installed")
+            return Absent("nvidia-ml-py is not installed", "install the distribution again; nvidia-ml-py belongs to it")
     try:
         with _open(library):
             version = library.nvmlSystemGetDriverVersion()

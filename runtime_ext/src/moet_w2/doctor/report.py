@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import MoetError
 
-_WIDTH = 120
+WIDTH = 120
+"""Columns of a printed report, where the terminal tells no other number."""
 _HOPELESS = (OSError, ValueError, KeyError)  # a file of /proc or /sys that is not what it should be
 
 
@@ -75,11 +76,11 @@ class Report:
     def count(self, status: Status) -> int:
         return sum(check.status is status for check in self.checks)
 
-    def lines(self, *only: Status) -> list[str]:
+    def lines(self, *only: Status, columns: int = WIDTH) -> list[str]:
         """The report for a person, or those of its findings that ended in one of the given ways, and the sum."""
         shown = [check for check in self.checks if not only or check.status in only]
         width = max((len(check.thing) for check in shown), default=0)
-        lines = [line for check in shown for line in _lines(check, width)]
+        lines = [line for check in shown for line in _lines(check, width, columns)]
         counts = ", ".join(f"{self.count(status)} {status}" for status in Status if self.count(status))
         verdict = "not fit to serve" if self.failed else "nothing stands in the way"
         return [*lines, f"{self.about}: {verdict} ({counts}; {self.seconds:.2f} s)"]
@@ -97,13 +98,13 @@ class Report:
         }
 
 
-def made(thing: str, look: Callable[[], Check | Iterable[Check]], remedy: str = "") -> list[Check]:
-    """Make one check and time it. A :class:`MoetError` in it is its failure: the error names value and remedy.
+def made(thing: str, look: Callable[[], Check | Iterable[Check]], remedy: str) -> list[Check]:
+    """Make one check and time it. A :class:`MoetError` in it is its failure: most name value and remedy.
 
     Args:
         thing: its name, for the case that it raises.
         look: makes it.
-        remedy: for errors that carry none of their own.
+        remedy: for errors that name none.
     """
     start = time.perf_counter()
     try:
@@ -119,10 +120,10 @@ def made(thing: str, look: Callable[[], Check | Iterable[Check]], remedy: str = 
     return [replace(check, seconds=seconds) for check in checks]
 
 
-def _lines(check: Check, width: int) -> Iterator[str]:
+def _lines(check: Check, width: int, columns: int) -> Iterator[str]:
     head = f"{check.status:<8}{check.seconds:6.3f} s  {check.thing:<{width}}  "
     text = check.value if not check.remedy else f"{check.value}; {check.remedy}"
-    room = max(40, _WIDTH - len(head))
+    room = max(40, columns - len(head))
     first, *rest = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     yield f"{head}{first}"
     for line in rest:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .. import launch_checks
 from ..cache import eligibility, key, layout
+from ..cache_root import JIT_CACHES
 from ..checkpoint import CheckpointReport
 from ..config import W2Config
 from ..geometry import LayerGeometry
@@ -20,7 +21,10 @@ from ..placement import LayerPlan
 from ..shard import Shard
 from .memory import gib
 from .report import Check, fail, ok, skipped, warn
-from .subject import Subject
+from .subject import CPU, Subject
+
+JIT_BYTES = 2 << 30
+"""What is asked for the caches of compilers together: a first start on a GPU writes some hundred MiB."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,15 @@ def check(subject: Subject, settings: W2Config, report: CheckpointReport, plan: 
         yield skipped("planes cache", f"not applicable: --load-format {subject.command.load_format} has no checkpoint")
         return
     if settings.planes_cache is None:
-        yield skipped("planes cache", "none: every start builds all layers again; MOET_PLANES_CACHE_DIR names a folder")
+        yield skipped(
+            "planes cache", "none is used, every start builds all layers; MOET_PLANES_CACHE_DIR names a folder"
+        )
     else:
         found, folder = _planes(subject, settings.planes_cache, report)
         folders.append(folder)
         yield found
-    if settings.store_dir is None:
-        yield skipped("correction pack", "none: no expert is corrected; MOET_STORE_DIR names a folder")
+    if settings.store_dir is None or not (settings.delta_gib or settings.delta_auto):
+        yield skipped("correction pack", "not applicable: no expert is corrected (w2.correction.gb is 0)")
     else:
         found, folder = _pack(subject, settings.store_dir, report, plan)
         folders.append(folder)
@@ -125,6 +131,24 @@ def _room(folders: list[Folder]) -> Iterator[Check]:
             yield fail("disk space", f"{value} ({names})", "free space there, or name a folder on a larger disk")
         else:
             yield ok("disk space", value)
+
+
+def check_jit(subject: Subject) -> Iterator[Check]:
+    """Can the compilers that serving needs keep what they build, and is there room for it?"""
+    named = [subject.served_environ[cache.variable] for cache in JIT_CACHES if cache.variable in subject.served_environ]
+    if subject.kind == CPU and not named:
+        yield skipped("JIT caches", "not applicable: the recipe computes on CPUs; CACHE_ROOT would name their folder")
+        return
+    place = standing(Path(os.path.commonpath(named)) if named else Path.home())
+    free = os.statvfs(place)
+    room = free.f_bavail * free.f_frsize
+    value = f"{place}: {gib(room)} free"
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield fail("JIT caches", f"{place} cannot be written", "set CACHE_ROOT to a folder that can")
+    elif room < JIT_BYTES:
+        yield warn("JIT caches", value, f"free {gib(JIT_BYTES)} there, or set CACHE_ROOT to a folder on a larger disk")
+    else:
+        yield ok("JIT caches", value)
 
 
 def standing(path: Path) -> Path:
