@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FORMAT = 1
@@ -48,7 +48,7 @@ class Snapshot:
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = folder / f".rank-{self.rank}.{self.pid}"
-        temporary.write_text(json.dumps(asdict(self)))
+        temporary.write_text(json.dumps(vars(self)))
         temporary.replace(folder / f"rank-{self.rank}.json")
 
     def age(self, now: float | None = None) -> float:
