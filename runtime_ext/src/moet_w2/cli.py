@@ -11,6 +11,7 @@ from . import audit, checkpoint, recipe, serve, sim
 from .cache import commands as cache_commands
 from .doctor import commands as doctor_commands
 from .errors import MoetError
+from .planner import commands as planner_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--recipe", required=True, help="recipe file")
     verb.set_defaults(run=_check_audit)
     cache_commands.add_parser(commands)
+    planner_commands.add_parser(commands)
     sim.add_parser(commands)
     return parser
 

@@ -1,0 +1,152 @@
+"""``moet plan``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from . import choose, predict, report, reported
+from .machine import GIB, Machine, card
+from .memory import RUNTIME_BYTES
+from .model import FLASH, Model, from_config
+from .placements import Assumptions
+from .settings import Settings
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand to the ``moet`` command's."""
+    parser = commands.add_parser(
+        "plan",
+        help="what fits on a card, which layers to map, and how fast it will be",
+        description="Choose the layers to map for a card and a context, and predict memory, KV tokens and rates. "
+        "Without options: DeepSeek-V4-Flash on a 96 GB card at 300,000 tokens.",
+    )
+    source = parser.add_argument_group("model")
+    source.add_argument("--model", type=Path, metavar="FOLDER", help="folder that holds config.json")
+    source.add_argument("--recipe", type=Path, metavar="FILE", help="predict the placement of this recipe")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--measure", action="store_true", help="take sizes and read rates from this machine")
+    machine.add_argument("--vram-gib", type=float, metavar="N", help="the card as sold (96); CUDA sees 98.9%% of it")
+    machine.add_argument("--cuda-gib", type=float, metavar="N", help="the card's total as CUDA reports it")
+    machine.add_argument("--host-gib", type=float, metavar="N", help="host memory (128)")
+    machine.add_argument("--hbm-gbs", type=float, metavar="N", help="read rate of device memory, GB/s (1790)")
+    machine.add_argument("--pcie-gbs", type=float, metavar="N", help="read rate of mapped memory (51); 0: no link")
+    machine.add_argument("--sm", type=int, metavar="N", help="major compute capability (12)")
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--context", type=int, metavar="N", help="max-model-len (300000)")
+    serving.add_argument("--utilization", type=float, metavar="X", help="gpu-memory-utilization (0.974)")
+    serving.add_argument("--seqs", type=int, metavar="N", help="max-num-seqs (4)")
+    serving.add_argument("--batched", type=int, metavar="N", help="max-num-batched-tokens (2048)")
+    serving.add_argument("--speculative", type=int, metavar="N", help="draft tokens, 0 for none (4)")
+    serving.add_argument("--correction-gib", type=float, metavar="N", help="FP4 correction pool (6)")
+    taken = parser.add_argument_group("assumptions")
+    taken.add_argument("--tokens-per-step", type=float, metavar="X", help="1 + accepted draft tokens (3.0)")
+    taken.add_argument("--correction-hits", type=float, metavar="X", help="share of routings that find FP4")
+    taken.add_argument("--runtime-gib", type=float, metavar="X", help="CUDA context, graphs and step peak (0.92)")
+    parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print; 0, or 1 where nothing fits.
+
+    Raises:
+        MoetError: an option, the recipe or config.json cannot be used.
+    """
+    if args.compare:
+        rows = reported.compare()
+        print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
+        return 0
+    machine, notes = _machine(args)
+    given = _assumptions(args)
+    for note in () if args.json else notes:
+        print(note)
+    if args.recipe is not None:
+        return _recipe(args, machine, given)
+    model, settings = _model(args), _settings(args, Settings())
+    if not settings.speculative:
+        model = replace(model, draft_layers=0)
+    found = choose.plan(model, machine, settings, given)
+    print(json.dumps(report.document(found, machine), indent=2) if args.json else report.text(found, machine))
+    return 0 if found.chosen else 1
+
+
+def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> int:
+    from .. import recipe as recipes
+
+    loaded = recipes.load(args.recipe)
+    folder = args.model or loaded.model_path
+    config = _config(folder) if args.model or (folder / "config.json").is_file() else None
+    model, settings, mapped = predict.of_recipe(loaded, config)
+    settings = _settings(args, settings)
+    if args.vram_gib is None and args.cuda_gib is None and not args.measure:
+        gib = loaded.device.vram_gib if loaded.device is not None else None
+        machine = machine if gib is None else replace(machine, cuda_bytes=int(gib * GIB))
+    counts = sorted({1, settings.seqs})
+    found = predict.predict(model, machine, settings, mapped, counts, prompts=(settings.context,), given=given)
+    if args.json:
+        print(json.dumps(report.prediction_document(found, machine, mapped), indent=2))
+    else:
+        print(report.prediction_text(found, machine, mapped, settings.context))
+    return 0 if found.memory.fits else 1
+
+
+def _model(args: argparse.Namespace) -> Model:
+    return from_config(FLASH if args.model is None else _config(args.model))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}; give the folder that holds config.json") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download it again") from None
+    if not isinstance(found, dict) or found.get("model_type") != "deepseek_v4":
+        raise CheckpointError(f"{path}: does not describe a deepseek_v4 model; plans are for those only")
+    return found
+
+
+def _machine(args: argparse.Namespace) -> tuple[Machine, tuple[str, ...]]:
+    notes: tuple[str, ...] = ()
+    machine = card()
+    if args.measure:
+        from . import measure
+
+        measured = measure.measure()
+        machine, notes = measured.machine, measured.notes
+    changes: dict[str, Any] = {}
+    if args.vram_gib is not None:
+        changes["cuda_bytes"] = card(args.vram_gib).cuda_bytes
+    if args.cuda_gib is not None:
+        changes["cuda_bytes"] = int(args.cuda_gib * GIB)
+    if args.host_gib is not None:
+        changes["host_bytes"] = int(args.host_gib * GIB)
+    if args.hbm_gbs is not None:
+        changes["hbm_gbs"] = args.hbm_gbs
+    if args.pcie_gbs is not None:
+        changes["link_gbs"] = args.pcie_gbs or None
+    if args.sm is not None:
+        changes["sm"] = args.sm
+    return replace(machine, **changes), notes
+
+
+def _settings(args: argparse.Namespace, base: Settings) -> Settings:
+    names = ("context", "utilization", "seqs", "batched", "speculative")
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.correction_gib is not None:
+        changes["correction_bytes"] = int(args.correction_gib * GIB)
+    return replace(base, **changes)
+
+
+def _assumptions(args: argparse.Namespace) -> Assumptions:
+    runtime = RUNTIME_BYTES if args.runtime_gib is None else int(args.runtime_gib * GIB)
+    return Assumptions(
+        runtime_bytes=runtime, tokens_per_step=args.tokens_per_step, correction_hits=args.correction_hits
+    )

@@ -1,0 +1,119 @@
+"""What reads and steps cost: measured figures, and how they are carried to another card.
+
+Every constant here says which measurement it is from. Carrying to another card assumes that a kernel's time is a fixed
+part and a part that goes with the bytes, and that the latter reaches the same share of the card's read rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHAIN_US: tuple[tuple[int, float], ...] = (
+    (1, 30.96),
+    (2, 48.58),
+    (4, 73.87),
+    (5, 89.32),
+    (8, 128.67),
+    (16, 257.83),
+    (32, 471.65),
+    (64, 643.09),
+    (256, 867.55),
+    (2048, 2055.46),
+)
+"""Microseconds of one layer's routed experts (routing, two GEMMs, combine) by tokens, top 6 of 256 at random, on one
+H200: bench/results/kernels_h200.json. A test holds this table to that file."""
+CHAIN_FIXED_US = 15.0
+"""Of them, what does not go with bytes: the intercept of a line through 1 to 8 tokens."""
+MEASURED_HBM_GBS = 4213.7
+"""GB/s that a plain read kernel reached on that H200, in the same run."""
+FP4_OVER_BASE = 1.69
+"""Of five tokens' experts that are all corrected, over those of none, beyond the fixed part: (140.8 - 15) / (89.3 -
+15), the same file."""
+LINK_SHARE = 0.985
+"""Of the rate of a plain read over the link, what the experts' kernels reach: 0.985 and 0.997 for 1 and 5 tokens, 0.982
+for 64 (bench/results/kernels_mapped_h200.json)."""
+DENSE_SHARE = 0.6
+"""Of the card's read rate, what reads of dense weights reach in steps of few tokens. An assumption; not measured."""
+LAYER_US = 150.0
+STEP_US = 1000.0
+"""Fixed cost of a layer and of a step. One measurement is behind both, so their split is an assumption: eight layers of
+the real widths with stock experts made 256 tokens in 0.83 s on an H200; of its 3.2 ms a step reads explain 1.0."""
+TOKENS_PER_STEP = 3.0
+"""Tokens that a step with four draft tokens gives one request. No acceptance was reported; the original system's four
+decode rates imply 2.6 to 3.2 with this model (``reported.py``). With random weights it is 1."""
+PREFILL_TFLOPS = 1000.0
+"""fp8 TFLOP/s of the dense GEMMs in a chunk of prefill on an H200: half of its peak. An assumption; on other cards it
+goes with the read rate."""
+PREFILL_ATTENTION_NS = 0.84
+"""Nanoseconds a token pair of prefill attention and indexer, on a card that reads 1,790 GB/s: the 80.5 s for 250,000
+and 274.7 s for 500,000 tokens that the original system reported leave 52 s and 210 s to what grows with the square."""
+PREFILL_ATTENTION_HBM_GBS = 1790.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The figures a prediction uses; the defaults are the module's constants.
+
+    Attributes:
+        chain_us: (tokens, microseconds) of one layer's routed experts, ascending.
+        chain_fixed_us: part of them that does not scale with the read rate.
+        hbm_gbs: read rate of the card that they were measured on.
+        fp4_over_base: how much longer corrected experts take, beyond the fixed part.
+        link_share: share of the link's read rate that the kernels reach.
+        dense_share: share of the card's read rate that dense weights are read with.
+        layer_us: fixed cost of a layer in a decode step.
+        step_us: fixed cost of a decode step.
+    """
+
+    chain_us: tuple[tuple[int, float], ...] = CHAIN_US
+    chain_fixed_us: float = CHAIN_FIXED_US
+    hbm_gbs: float = MEASURED_HBM_GBS
+    fp4_over_base: float = FP4_OVER_BASE
+    link_share: float = LINK_SHARE
+    dense_share: float = DENSE_SHARE
+    layer_us: float = LAYER_US
+    step_us: float = STEP_US
+
+    def fixed(self) -> float:
+        """Seconds of one layer's experts that do not go with bytes."""
+        return self.chain_fixed_us * 1e-6
+
+    def reads(self, tokens: float, hbm_gbs: float) -> float:
+        """Seconds of one layer's experts beyond the fixed ones, from device memory and without correction.
+
+        Args:
+            tokens: tokens of the step; between two measured numbers a straight line is drawn.
+            hbm_gbs: read rate of the card.
+        """
+        measured = interpolate(self.chain_us, tokens)
+        return (measured - self.chain_fixed_us) * 1e-6 * self.hbm_gbs / hbm_gbs
+
+
+MEASURED = Costs()
+
+
+def interpolate(points: tuple[tuple[int, float], ...], at: float) -> float:
+    """A line through the two points around ``at``; beyond the ends, the line of the last two."""
+    place = min(max(bisect_left([x for x, _ in points], at), 1), len(points) - 1)
+    (left, low), (right, high) = points[place - 1], points[place]
+    return low + (high - low) * (at - left) / (right - left)
+
+
+def from_result(document: Mapping[str, Any]) -> Costs:
+    """The kernels' costs of a result file of ``bench/kernels.py speed``; the rest as it is by default.
+
+    Args:
+        document: the parsed file.
+    """
+    base = sorted(
+        (point["tokens"], point["microseconds"]["chain"]) for point in document["tokens"] if point["tier"] == "base"
+    )
+    by_tier = {(point["tokens"], point["tier"]): point["microseconds"]["chain"] for point in document["tokens"]}
+    return Costs(
+        chain_us=tuple(base),
+        hbm_gbs=document["read_gb_per_s"]["ceiling"],
+        fp4_over_base=(by_tier[5, "fp4"] - CHAIN_FIXED_US) / (by_tier[5, "base"] - CHAIN_FIXED_US),
+    )

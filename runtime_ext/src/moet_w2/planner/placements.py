@@ -1,0 +1,120 @@
+"""One placement and what follows from it; the smallest that fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import memory, speed
+from .costs import Costs
+from .machine import GIB, HOST_RESERVE, Machine
+from .memory import Memory
+from .model import Model
+from .settings import Settings
+from .speed import Decode, Load
+
+FITS = "fits"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One placement with what follows from it.
+
+    Attributes:
+        mapped: keys of the layers in host memory.
+        settings: how it is served.
+        memory: bytes by purpose.
+        decode: predicted decode by number of concurrent requests.
+        prefill_seconds: of a prompt of the full context.
+        status: ``chosen``, ``fits``, or what is missing.
+    """
+
+    mapped: tuple[int, ...]
+    settings: Settings
+    memory: Memory
+    decode: dict[int, Decode]
+    prefill_seconds: float
+    status: str
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan takes for granted.
+
+    Attributes:
+        costs: measured figures.
+        runtime_bytes: see ``memory.RUNTIME_BYTES``.
+        others: tokens of the other requests together, as a share of the context.
+        tokens_per_step: None for the default.
+        correction_hits: None for the default.
+        host_reserve: host memory left alone.
+    """
+
+    costs: Costs = Costs()
+    runtime_bytes: int = memory.RUNTIME_BYTES
+    others: float = memory.OTHERS
+    tokens_per_step: float | None = None
+    correction_hits: float | None = None
+    host_reserve: int = HOST_RESERVE
+
+
+DEFAULT = Assumptions()
+
+
+def place(
+    model: Model, machine: Machine, settings: Settings, mapped: tuple[int, ...], given: Assumptions = DEFAULT
+) -> Placement:
+    """What follows from mapping these layers.
+
+    Args:
+        model: its dimensions.
+        machine: the card, its host and the link.
+        settings: how it is served.
+        mapped: keys of the layers in host memory.
+        given: assumptions.
+    """
+    found = memory.account(model, machine, settings, mapped, given.runtime_bytes, given.others)
+    status = FITS
+    if not found.fits:
+        status = f"context does not fit: {gib(found.kv_needed - found.kv_bytes)} too little on the card"
+    elif not found.roomy:
+        missing = found.kv_needed + found.kv_reserve - found.kv_bytes
+        status = f"no room for other requests: {gib(missing)} too little on the card"
+    elif mapped and found.mapped_bytes + given.host_reserve > machine.host_bytes:
+        missing = found.mapped_bytes + given.host_reserve - machine.host_bytes
+        status = f"host memory: {gib(missing)} too little"
+    decode = {
+        requests: speed.decode(
+            model,
+            machine,
+            settings,
+            mapped,
+            Load(requests, tokens_per_step=given.tokens_per_step, correction_hits=given.correction_hits),
+            given.costs,
+        )
+        for requests in sorted({1, settings.seqs})
+    }
+    seconds = speed.prefill(model, machine, settings, mapped, settings.context, given.costs)
+    return Placement(mapped, settings, found, decode, seconds, status)
+
+
+def last(model: Model, count: int) -> tuple[int, ...]:
+    """The last ``count`` layer keys."""
+    return tuple(range(model.layers - count, model.layers))
+
+
+def smallest(
+    model: Model, machine: Machine, settings: Settings, given: Assumptions = DEFAULT
+) -> Placement | None:
+    """The placement with the fewest mapped layers that fits; None where none does."""
+    tried = (place(model, machine, settings, last(model, count), given) for count in counts(model, machine))
+    return next((found for found in tried if found.status == FITS), None)
+
+
+def counts(model: Model, machine: Machine) -> range:
+    """Numbers of layers that can be mapped: none without a link."""
+    return range(model.layers + 1) if machine.link_gbs is not None else range(1)
+
+
+def gib(nbytes: float) -> str:
+    """Bytes for a person."""
+    return f"{nbytes / GIB:,.2f} GiB"

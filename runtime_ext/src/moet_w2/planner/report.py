@@ -1,0 +1,163 @@
+"""A plan as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from .choose import Plan
+from .machine import Machine
+from .memory import KV_CACHE
+from .placements import Placement, gib
+from .predict import Prediction
+from .reported import NOTES
+
+_NEIGHBOURS = 2
+"""Placements that are listed before and after the chosen one."""
+
+
+def text(plan: Plan, machine: Machine) -> str:
+    """The plan for a person."""
+    lines = [_machine(machine)]
+    if plan.chosen is None:
+        return "\n".join([*lines, "", *_reasons(plan)])
+    chosen = plan.chosen
+    lines += ["", f"map {','.join(map(str, chosen.mapped)) or 'no layer'}", "", *_bytes(chosen), ""]
+    lines += [*_rates(chosen), "", *_reasons(plan), "", *_table(plan)]
+    return "\n".join(lines)
+
+
+def prediction_text(prediction: Prediction, machine: Machine, mapped: tuple[int, ...], context: int) -> str:
+    """A given placement for a person."""
+    found = prediction.memory
+    lines = [_machine(machine), "", f"mapped: {','.join(map(str, mapped)) or 'no layer'}", ""]
+    lines += _purposes(found.device, found.kv_bytes, found.share, found.mapped_bytes)
+    verdict = "fits" if found.fits else f"does not fit: needs {gib(found.kv_needed)}"
+    lines += ["", f"KV cache size {found.kv_tokens:,} tokens; a context of {context:,} {verdict}", ""]
+    for requests, step in prediction.decode.items():
+        lines.append(_rate(requests, step.tokens_per_s, step.step_seconds, step.tokens_per_step))
+        lines.append("    " + ", ".join(f"{cause} {seconds * 1e3:.2f} ms" for cause, seconds in step.seconds.items()))
+    for tokens, seconds in prediction.prefill_seconds.items():
+        lines.append(f"prefill of {tokens:,} tokens: {seconds:,.1f} s")
+    return "\n".join(lines)
+
+
+def document(plan: Plan, machine: Machine) -> dict[str, Any]:
+    """The plan as JSON-serialisable values: bytes, seconds, tokens a second."""
+    return {
+        "machine": asdict(machine),
+        "chosen": None if plan.chosen is None else list(plan.chosen.mapped),
+        "reasons": list(plan.reasons),
+        "placements": [_placement(each) for each in plan.placements],
+    }
+
+
+def prediction_document(prediction: Prediction, machine: Machine, mapped: tuple[int, ...]) -> dict[str, Any]:
+    """A given placement as JSON-serialisable values."""
+    return {
+        "machine": asdict(machine),
+        "mapped": list(mapped),
+        **_memory(prediction.memory),
+        "decode": _decode(prediction.decode),
+        "prefill_seconds": {str(tokens): seconds for tokens, seconds in prediction.prefill_seconds.items()},
+    }
+
+
+def comparison(rows: list[dict[str, Any]]) -> str:
+    """Predicted beside reported figures."""
+    lines = [f"{'profile':<9}{'what':<34}{'predicted':>12}{'reported':>12}{'off by':>9}{'implied':>9}"]
+    for row in rows:
+        digits = 0 if row["reported"] > 1000 else 2
+        implied = row.get("implied_tokens_per_step")
+        lines.append(
+            f"{row['profile']:<9}{row['what']:<34}{row['predicted']:>12,.{digits}f}{row['reported']:>12,.{digits}f}"
+            f"{row['off_by']:>+9.1%}" + (f"{implied:>9.2f}" if implied is not None else "")
+        )
+    return "\n".join([*lines, "", *NOTES])
+
+
+def _machine(machine: Machine) -> str:
+    link = "no link" if machine.link_gbs is None else f"link {machine.link_gbs:,.0f} GB/s"
+    return (
+        f"card: {gib(machine.cuda_bytes)} as CUDA reports it, {machine.hbm_gbs:,.0f} GB/s; {link}; "
+        f"host: {gib(machine.host_bytes)}"
+    )
+
+
+def _bytes(chosen: Placement) -> list[str]:
+    found = chosen.memory
+    lines = _purposes(found.device, found.kv_bytes, found.share, found.mapped_bytes)
+    lines.append(f"KV cache size {found.kv_tokens:,} tokens, as vLLM will report it for {chosen.settings.context:,}")
+    return lines
+
+
+def _purposes(device: dict[str, int], kv_bytes: int, share: int, mapped_bytes: int) -> list[str]:
+    rows = [*device.items(), (KV_CACHE, kv_bytes), ("together: utilization of the card", share)]
+    rows.append(("mapped layers, in host memory", mapped_bytes))
+    return [f"{name:<36}{nbytes:>17,}  {gib(nbytes):>11}" for name, nbytes in rows]
+
+
+def _rates(chosen: Placement) -> list[str]:
+    lines = [
+        _rate(requests, step.tokens_per_s, step.step_seconds, step.tokens_per_step)
+        for requests, step in chosen.decode.items()
+    ]
+    context = chosen.settings.context
+    return [*lines, f"prefill of {context:,} tokens, roughly: {chosen.prefill_seconds:,.0f} s"]
+
+
+def _rate(requests: int, tokens_per_s: float, seconds: float, per_step: float) -> str:
+    return (
+        f"decode, {requests} request{'s' if requests > 1 else ''}: {tokens_per_s:.1f} tokens/s "
+        f"({seconds * 1e3:.1f} ms a step, {per_step:.2f} tokens a step and request)"
+    )
+
+
+def _reasons(plan: Plan) -> list[str]:
+    return [f"- {reason}" for reason in plan.reasons]
+
+
+def _table(plan: Plan) -> list[str]:
+    at = next(n for n, each in enumerate(plan.placements) if each is plan.chosen)
+    rows = plan.placements[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
+    counts = sorted(rows[0].decode)
+    lines = [f"{'mapped':>6}{'KV tokens':>12}" + "".join(f"{f'{n}x tok/s':>11}" for n in counts) + "  "]
+    for each in rows:
+        rates = "".join(f"{each.decode[n].tokens_per_s:>11.1f}" for n in counts)
+        lines.append(f"{len(each.mapped):>6}{each.memory.kv_tokens:>12,}{rates}  {each.status}")
+    return lines
+
+
+def _placement(each: Placement) -> dict[str, Any]:
+    return {
+        "mapped": list(each.mapped),
+        "status": each.status,
+        **_memory(each.memory),
+        "decode": _decode(each.decode),
+        "prefill_seconds": each.prefill_seconds,
+    }
+
+
+def _memory(found: Any) -> dict[str, Any]:
+    return {
+        "device_bytes": found.device | {KV_CACHE: found.kv_bytes},
+        "share_bytes": found.share,
+        "mapped_bytes": found.mapped_bytes,
+        "kv_needed_bytes": found.kv_needed,
+        "kv_reserve_bytes": found.kv_reserve,
+        "kv_tokens": found.kv_tokens,
+    }
+
+
+def _decode(steps: Any) -> dict[str, Any]:
+    return {
+        str(requests): {
+            "tokens_per_s": step.tokens_per_s,
+            "step_seconds": step.step_seconds,
+            "seconds": step.seconds,
+            "tokens_per_step": step.tokens_per_step,
+            "link_bytes": step.link_bytes,
+        }
+        for requests, step in steps.items()
+    }
+

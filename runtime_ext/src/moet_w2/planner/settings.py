@@ -1,0 +1,56 @@
+"""How a model is served, as far as memory and speed depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the server.
+
+    Attributes:
+        context: ``max-model-len``.
+        utilization: ``gpu-memory-utilization``.
+        seqs: ``max-num-seqs``.
+        batched: ``max-num-batched-tokens``, the tokens of one chunk of prefill.
+        speculative: draft tokens of a step and request; 0 for none.
+        correction_bytes: size of the FP4 correction pool.
+        excluded: keys of layers that never take a correction slot; None for the draft layers.
+        block: ``block-size`` of the KV cache.
+        async_scheduling: whether the next step is scheduled before the last one is settled.
+    """
+
+    context: int = 300_000
+    utilization: float = 0.974
+    seqs: int = 4
+    batched: int = 2048
+    speculative: int = 4
+    correction_bytes: int = 6 << 30
+    excluded: tuple[int, ...] | None = None
+    block: int = 256
+    async_scheduling: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("context", "seqs", "batched", "block"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("speculative", "correction_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if not 0 < self.utilization <= 1:
+            raise ConfigError(f"utilization is {self.utilization}; it is a share of the card's memory, such as 0.974")
+        if self.block % 128:
+            raise ConfigError(f"block is {self.block}; layers that compress by 128 need a multiple of 128")
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that are scheduled and not settled, at most: vLLM's max_in_flight_tokens."""
+        return self.batched * (2 if self.async_scheduling else 1)
+
+    @property
+    def query(self) -> int:
+        """Tokens of one request in a decode step of the target: its last one and the draft's."""
+        return 1 + self.speculative

@@ -1,0 +1,197 @@
+"""Tokens a second: what a decode step and a chunk of prefill read, and how long that takes.
+
+A decode step runs the target over 1 + k tokens of each request and the draft over k (k = 4 draft tokens: DSpark drafts
+a block at once, vllm/v1/worker/gpu/spec_decode/dspark/speculator.py). Each layer reads the experts that its tokens
+chose, every one once. The draft's experts are not read for the prompt: DSpark only projects the target's hidden states
+there (precompute_and_store_context_kv), so mapping its layers leaves prefill as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import kv_cache, weights
+from .costs import MEASURED, PREFILL_ATTENTION_HBM_GBS, PREFILL_ATTENTION_NS, PREFILL_TFLOPS, TOKENS_PER_STEP, Costs
+from .machine import Machine
+from .model import Model
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the server.
+
+    Attributes:
+        requests: concurrent requests.
+        context: tokens that each has behind it.
+        tokens_per_step: tokens that a step gives each request, its own one and accepted draft tokens.
+        correction_hits: share of routings to corrected layers that find FP4; None: that of slots among experts.
+    """
+
+    requests: int = 1
+    context: int = 2048
+    tokens_per_step: float | None = None
+    correction_hits: float | None = None
+
+
+ONE = Load()
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A step and the rate that follows.
+
+    Attributes:
+        seconds: of a step, by cause.
+        tokens_per_step: of one request.
+        requests: concurrent requests.
+        link_bytes: bytes that a step reads over the link.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    tokens_per_step: float = 1.0
+    requests: int = 1
+    link_bytes: float = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all requests together."""
+        return self.requests * self.tokens_per_step / self.step_seconds
+
+
+def distinct(experts: int, top_k: int, tokens: float) -> float:
+    """Expected number of different experts that ``tokens`` tokens choose, each ``top_k`` at random."""
+    return experts * (1 - (1 - top_k / experts) ** tokens)
+
+
+def decode(
+    model: Model,
+    machine: Machine,
+    settings: Settings,
+    mapped: tuple[int, ...],
+    load: Load = ONE,
+    costs: Costs = MEASURED,
+) -> Decode:
+    """Predict one decode step.
+
+    Args:
+        model: its dimensions.
+        machine: the card, its host and the link.
+        settings: how it is served.
+        mapped: keys of the layers in host memory.
+        load: what is asked of it.
+        costs: measured figures.
+    """
+    drafts = model.draft_layers if settings.speculative else 0
+    excluded = range(model.target_layers, model.layers) if settings.excluded is None else settings.excluded
+    hits = hit_rate(model, settings, load)
+    device, link, link_bytes = 0.0, 0.0, 0.0
+    for key in range(model.target_layers + drafts):
+        tokens = load.requests * (settings.speculative if model.is_draft(key) else settings.query)
+        found = 0.0 if key in excluded else hits
+        reads = costs.reads(tokens, machine.hbm_gbs)
+        if key not in mapped:
+            device += costs.fixed() + reads * (1 - found + found * costs.fp4_over_base)
+            continue
+        # Codes of corrected experts come from device memory, wherever the layer is.
+        nbytes = mapped_bytes(model, tokens, found)
+        link_bytes += nbytes
+        link += costs.fixed() + reads * found * costs.fp4_over_base + nbytes / (_link(machine) * costs.link_share * 1e9)
+    dense = dense_bytes(model, settings) / (machine.hbm_gbs * costs.dense_share * 1e9)
+    keys = load.requests * key_bytes(model, load.context) / (machine.hbm_gbs * costs.dense_share * 1e9)
+    fixed = (costs.step_us + costs.layer_us * (model.target_layers + drafts)) * 1e-6
+    seconds = {
+        "experts in device memory": device,
+        "experts over the link": link,
+        "dense weights": dense,
+        "keys": keys,
+        "fixed": fixed,
+    }
+    per_step = load.tokens_per_step
+    if per_step is None:
+        per_step = TOKENS_PER_STEP if drafts else 1.0
+    return Decode(seconds, per_step, load.requests, link_bytes)
+
+
+def mapped_bytes(model: Model, tokens: float, hits: float = 0.0) -> float:
+    """Bytes that a mapped layer's experts take over the link in one call: of a corrected one only the scales.
+
+    Args:
+        model: its dimensions.
+        tokens: tokens of the call.
+        hits: share of routings that find FP4 codes in device memory.
+    """
+    parts = model.geometry.parts
+    scales = parts["sc13"].row_bytes + parts["sc2"].row_bytes
+    whole = sum(part.row_bytes for part in parts.values())
+    return distinct(model.geometry.experts, model.top_k, tokens) * (whole - hits * (whole - scales))
+
+
+def hit_rate(model: Model, settings: Settings, load: Load) -> float:
+    """Share of routings that find FP4: as given, else slots over experts, which is what uniform routing gives."""
+    if load.correction_hits is not None:
+        return load.correction_hits
+    excluded = model.draft_layers if settings.excluded is None else len(settings.excluded)
+    eligible = model.geometry.experts * (model.layers - excluded)
+    slots = settings.correction_bytes // model.geometry.correction_row_bytes
+    return min(1.0, slots / eligible) if eligible else 0.0
+
+
+def dense_bytes(model: Model, settings: Settings) -> int:
+    """Dense weights that a step reads: all but the embedding and the hash tables; the draft reads the head again."""
+    dense = weights.dense(model)
+    read = sum(dense.values()) - dense[weights.EMBEDDING] - dense[weights.DRAFT]
+    read -= model.hash_layers * 4 * model.vocab * model.top_k
+    if settings.speculative and model.draft_layers:
+        matrix = 2 * model.vocab * model.markov_rank
+        # markov_w1 is an embedding; markov_w2 is read for each draft token.
+        read += dense[weights.DRAFT] - 2 * matrix + settings.speculative * matrix + dense[weights.HEAD]
+    return read
+
+
+def key_bytes(model: Model, context: int) -> int:
+    """Bytes of keys that one request's step reads, each once: windows, the indexer's keys, and what it selects."""
+    total = model.layers * min(context, model.window) * kv_cache.KEY_BYTES
+    for ratio in model.compress_ratios:
+        if ratio:
+            stored = context // ratio
+            selected = min(stored, model.index_topk) if ratio == 4 else stored
+            total += selected * kv_cache.KEY_BYTES + (stored * (model.index_dim + 4) if ratio == 4 else 0)
+    return total
+
+
+def prefill(
+    model: Model, machine: Machine, settings: Settings, mapped: tuple[int, ...], tokens: int, costs: Costs = MEASURED
+) -> float:
+    """Seconds of an uncached prompt, roughly: chunks of max-num-batched-tokens, mapped target layers read once each.
+
+    Args:
+        model: its dimensions.
+        machine: the card, its host and the link.
+        settings: how it is served.
+        mapped: keys of the layers in host memory.
+        tokens: tokens of the prompt.
+        costs: measured figures.
+    """
+    chunk = min(settings.batched, tokens)
+    experts = 0.0
+    for key in range(model.target_layers):
+        computed = costs.fixed() + costs.reads(chunk, machine.hbm_gbs)
+        if key in mapped:
+            # The kernels read while they compute; the slower of the two is what counts.
+            computed = max(computed, mapped_bytes(model, chunk) / (_link(machine) * costs.link_share * 1e9))
+        experts += computed
+    dense = weights.dense(model)
+    flops = 2 * chunk * sum(dense[purpose] for purpose in (weights.ATTENTION, weights.INDEXER, weights.SHARED))
+    dense_seconds = flops / (PREFILL_TFLOPS * 1e12 * machine.hbm_gbs / costs.hbm_gbs)
+    pairs = PREFILL_ATTENTION_NS * 1e-9 * PREFILL_ATTENTION_HBM_GBS / machine.hbm_gbs * tokens**2
+    return tokens / chunk * (experts + dense_seconds) + pairs
+
+
+def _link(machine: Machine) -> float:
+    """GB/s of the link; a mapped layer without one is read from the memory that computes."""
+    return machine.hbm_gbs if machine.link_gbs is None else machine.link_gbs
