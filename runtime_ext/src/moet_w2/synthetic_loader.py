@@ -7,7 +7,8 @@ of rounding:
     embeddings                  standard normal
     matrices                    normal over the root of their fan-in; FP8 ones with matching power-of-two scales
     projections to the residual the same, smaller by synthetic.RESIDUAL_BITS powers of two
-    head                        rows whose norms have a heavy tail: few tokens lead, and the leader leads clearly
+    head                        leans to the token whose number follows, which the draft's Markov head knows too; norms
+                                of rows have a heavy tail, so that who leads otherwise leads clearly
     norms, mixing scales        one
     biases, sinks, positions    zero
     hash routing                distinct experts for each token
@@ -30,13 +31,16 @@ from .synthetic import RESIDUAL_BITS
 
 TAIL = 4.0
 """Tail index of the norms of the head's rows: the largest of 129,280 is some 19 times the smallest."""
+LEANING = 0.5
+"""Share of the preceding token's embedding in a row of the head: about every second token is the one that follows."""
+MARKOV_STD = 0.5
+"""Of both matrices of the draft's Markov head: the token that follows stands out among all others."""
 
 _FP8_STD = 4.0
 """Of FP8 weights before their scale: far from both ends of e4m3."""
 _CHUNK = 1 << 26  # values drawn at once: 256 MiB in float32
 _ONES = re.compile(r"norm\.weight$|^hc_\w+_scale$|\.hc_\w+_scale$|(^|\.)(q_norm|kv_norm)\.weight$")
 _TO_RESIDUAL = re.compile(r"\.(wo_b|down_proj)\.weight$")
-_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _EMBEDDING = re.compile(r"(^|\.)embed_tokens\.weight$")
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -51,6 +55,7 @@ class SyntheticLoader(MoetLoader):
         with started.measure("draft rest" if self.drafting else "target rest"):
             for module, prefix in _modules(model):
                 fill(module, prefix, f"{type(model).__name__} {seed}")
+            connect(dict(model.named_parameters()), f"{type(model).__name__} {seed}")
             finish = getattr(model, "process_weights_after_loading", None)
             if finish is not None:  # what the model's own load_weights does at its end
                 finish()
@@ -76,8 +81,7 @@ def fill(module: torch.nn.Module, prefix: str, seed: str) -> None:
     for name, parameter in own.items():
         full = f"{prefix}.{name}" if prefix else name
         value = parameter.data
-        number = int.from_bytes(hashlib.sha256(f"{seed} {full}".encode()).digest()[:8], "little") >> 1
-        generator = torch.Generator(value.device).manual_seed(number)
+        generator = _generator(f"{seed} {full}", value.device)
         if name.startswith("weight_scale"):
             weight = own["weight"]
             std = _std(f"{prefix}.weight", weight.shape[1]) / _FP8_STD
@@ -91,10 +95,34 @@ def fill(module: torch.nn.Module, prefix: str, seed: str) -> None:
             _experts(value, generator)
         elif value.ndim == 2 and name != "ape":
             _normal(value, _std(full, value.shape[1]), generator)
-            if _HEAD.search(full):
-                _heavy_rows(value, generator)
         else:
             value.fill_(1.0 if _ONES.search(full) else 0.0)
+
+
+@torch.no_grad()
+def connect(parameters: dict[str, torch.nn.Parameter], seed: str) -> None:
+    """Let tokens follow from each other, for the model and its draft alike: a draft that is never right says little.
+
+    Args:
+        parameters: of a model whose parameters are filled, by name; the draft's own head is the target's later.
+        seed: as in :func:`fill`.
+    """
+    head, embedding = parameters.get("lm_head.weight"), parameters.get("model.embed_tokens.weight")
+    if head is not None and embedding is not None and head.shape == embedding.shape:
+        head.data.add_(embedding.data.roll(1, 0), alpha=LEANING * head.shape[1] ** -0.5)
+        _heavy_rows(head.data, _generator(f"{seed} rows of the head", head.device))
+    first = parameters.get("model.markov_head.markov_w1.weight")
+    second = parameters.get("model.markov_head.markov_w2.weight")
+    if first is not None and second is not None:
+        first.data.mul_(MARKOV_STD * first.shape[1] ** 0.5)
+        rows = min(len(first), len(second))
+        second.data.zero_()
+        second.data[:rows].copy_(first.data[:rows].roll(1, 0))
+
+
+def _generator(seed: str, device: torch.device) -> torch.Generator:
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little") >> 1
+    return torch.Generator(device).manual_seed(number)
 
 
 def _std(name: str, fan_in: int) -> float:

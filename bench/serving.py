@@ -1,0 +1,257 @@
+"""A server from start to stop, measured by a client: one configuration a run, one result file.
+
+    python bench/serving.py --recipe FILE [--prefill N ...] [--budget SECONDS] [--out FILE]
+
+Starts ``moet serve``, waits until it is ready, and measures over HTTP with prompts of random token ids: decode of exactly
+1,024 tokens by one request and by four, prefill of uncached prompts, a repeated prompt, then SIGTERM until no process is
+left and the GPU's memory is free. Beside the client's times stand, in fields of their own, what the server's logger
+said and how /metrics grew during each phase, and what the planner predicts for this very placement.
+
+Each phase has a limit, all of them together a budget, and the result file is written again after each: a run that is
+cut short leaves what it had. Where the launcher's doctor refuses a machine that serves all the same (an overlay of
+another Python), its words are kept under ``launcher_refused`` and the command that it rendered is run without it.
+
+    MODEL_PATH, PORT, CACHE_ROOT, MOET_STORE_DIR, CUDA_VISIBLE_DEVICES  as for ``moet serve``
+
+On a GPU with everything compiled: some three minutes a configuration. bench/recipes/h200-*.yaml need one H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import facts
+from serving_client import Client, decode, growth
+from serving_server import Memory, Server, gpu_memory, kv_cache, logged, moet_command
+
+from moet_w2 import overrides
+from moet_w2.recipe import Recipe, load
+
+PROMPT, TOKENS, TOGETHER = 512, 1024, 4
+WARM_UP, WARM_UP_TOKENS = 4096, 16
+SEED = 1
+LIMITS = {"warm_up": 120.0, "decode": 150.0, "prefill": 300.0, "repeated": 60.0}
+"""Seconds that a phase of each kind may take."""
+STOP_SECONDS = 60.0
+WORK = facts.ROOT / ".native" / "run" / "serving"
+
+
+class Run:
+    """One configuration being measured.
+
+    Attributes:
+        result: everything so far; written by :meth:`keep`.
+    """
+
+    def __init__(self, server: Server, client: Client, vocabulary: int, budget: float, out: Path | None) -> None:
+        self.server, self.client, self.vocabulary, self.out = server, client, vocabulary, out
+        self.deadline = time.perf_counter() + budget
+        self.result: dict[str, Any] = {"benchmark": "serving", "phases": {}}
+        self._noise = random.Random(SEED)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Random token ids that no earlier prompt began with."""
+        return [self._noise.randrange(3, self.vocabulary) for _ in range(tokens)]
+
+    def phase(self, name: str, limit: float, work: Callable[[float], dict[str, Any]]) -> None:
+        """Run one phase, and keep what it gave, or why it gave nothing."""
+        left = self.deadline - time.perf_counter()
+        if left < 5:
+            self.result["phases"][name] = {"skipped": "no time was left"}
+            return self.keep()
+        before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
+        try:
+            measured = work(min(limit, left))
+        except (OSError, RuntimeError, ValueError) as error:
+            measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        measured["phase_seconds"] = time.perf_counter() - began
+        try:
+            measured["counters"] = growth(before, self.client.metrics())
+        except OSError as error:
+            measured["counters"] = {"error": str(error)}
+        measured["logger"] = logged(self.server.text()[said:])
+        self.result["phases"][name] = measured
+        print(f"{name}: {json.dumps({k: v for k, v in measured.items() if k != 'counters'})}", flush=True)
+        self.keep()
+
+    def decode(self, requests: int, tokens: int) -> Callable[[float], dict[str, Any]]:
+        """Concurrent completions, each of its own prompt."""
+
+        def work(limit: float) -> dict[str, Any]:
+            prompts = [self.prompt(PROMPT) for _ in range(requests)]
+            return decode(self.client.complete_together(prompts, tokens, limit))
+
+        return work
+
+    def prefill(self, prompt: list[int]) -> Callable[[float], dict[str, Any]]:
+        """One token after a prompt."""
+
+        def work(limit: float) -> dict[str, Any]:
+            done = self.client.complete(prompt, 1, limit)
+            seconds = done.first_token_seconds
+            return {
+                "prompt_tokens": done.prompt_tokens,
+                "first_token_seconds": seconds,
+                "prompt_tokens_per_s": len(prompt) / seconds,
+            }
+
+        return work
+
+    def keep(self) -> None:
+        """Write the result file as it is now."""
+        if self.out is not None:
+            facts.write(self.out, self.result)
+
+
+def audit(moet: list[str], path: Path, recipe: Path) -> dict[str, Any]:
+    """What ``moet audit check`` says, and the facts that it judged."""
+    done = subprocess.run(
+        [*moet, "audit", "check", str(path), "--recipe", str(recipe)], capture_output=True, text=True, check=False
+    )
+    found: dict[str, Any] = {"passes": done.returncode == 0, "said": (done.stdout + done.stderr).strip()[-2000:]}
+    if path.is_file():
+        document = json.loads(path.read_text())
+        kept = ("state", "device", "mapped_bytes", "w2_bytes", "redundant_gpu_w2_bytes", "correction", "serving")
+        found |= {key: document.get(key) for key in kept}
+        found["pages_by_node"] = {
+            layer["key"]: layer["host"]["pages_by_node"] for layer in document["layers"] if layer["host"]
+        }
+    startup = path.with_suffix(".startup.json")
+    if startup.is_file():
+        found["startup"] = json.loads(startup.read_text())
+    return found
+
+
+def acceptance(counters: dict[str, float]) -> dict[str, float] | None:
+    """Of speculation, from the growth of vLLM's counters; None where nothing was drafted."""
+    drafts = counters.get("vllm:spec_decode_num_drafts_total", 0.0)
+    if not drafts:
+        return None
+    accepted = counters.get("vllm:spec_decode_num_accepted_tokens_total", 0.0)
+    return {"drafts": drafts, "accepted_tokens": accepted, "tokens_per_step": 1 + accepted / drafts}
+
+
+def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.Namespace) -> dict[str, Any]:
+    """What the planner makes of this placement on this machine, with the acceptance that was measured."""
+    from moet_w2.planner import predict
+    from moet_w2.planner.choose import Assumptions
+    from moet_w2.planner.machine import Machine
+
+    phases = run.result["phases"]
+    accepted = acceptance(phases.get(f"decode_1x{args.tokens}", {}).get("counters", {}))
+    steps = accepted["tokens_per_step"] if accepted else 1.0
+    total = run.result["gpu_memory_mib"]["total"] * 2**20
+    machine = Machine(total, 1 << 40, args.hbm_gbs, args.pcie_gbs, args.sm)
+    prompts = [int(name.removeprefix("prefill_")) for name in phases if name.startswith("prefill_")]
+    made = predict.predict(
+        *predict.of_recipe(recipe, config)[:1],
+        machine,
+        *predict.of_recipe(recipe, config)[1:],
+        context=PROMPT + args.tokens // 2,
+        prompts=prompts,
+        given=Assumptions(tokens_per_step=steps),
+    )
+    return {
+        "assumed": {"hbm_gbs": args.hbm_gbs, "link_gbs": args.pcie_gbs, "tokens_per_step": steps},
+        "kv_tokens": made.memory.kv_tokens,
+        "decode_tokens_per_s": {str(count): one.tokens_per_s for count, one in made.decode.items()},
+        "step_seconds": {str(count): one.seconds for count, one in made.decode.items()},
+        "prefill_seconds": {str(tokens): seconds for tokens, seconds in made.prefill_seconds.items()},
+    }
+
+
+def measure(run: Run, args: argparse.Namespace) -> None:
+    """Every phase between ready and stop."""
+    run.phase("warm_up", LIMITS["warm_up"], run.prefill(run.prompt(min(WARM_UP, args.longest))))
+    run.phase("warm_up_decode", LIMITS["warm_up"], run.decode(TOGETHER, WARM_UP_TOKENS))
+    run.phase(f"decode_1x{args.tokens}", LIMITS["decode"], run.decode(1, args.tokens))
+    run.phase(f"decode_{TOGETHER}x{args.tokens}", LIMITS["decode"], run.decode(TOGETHER, args.tokens))
+    for number, tokens in enumerate(sorted(args.prefill)):
+        prompt = run.prompt(tokens)
+        run.phase(f"prefill_{tokens}", LIMITS["prefill"], run.prefill(prompt))
+        if number == 0:
+            run.phase(f"repeated_{tokens}", LIMITS["repeated"], run.prefill(prompt))
+    for name, phase in run.result["phases"].items():
+        if "counters" in phase and (found := acceptance(phase["counters"])):
+            run.result["phases"][name]["speculation"] = found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a server from start to stop, measured by a client")
+    parser.add_argument("--recipe", type=Path, required=True, help="what to serve")
+    parser.add_argument("--root", type=Path, default=facts.ROOT, help="where the recipe's relative paths start")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[32768], help="lengths of uncached prompts")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each decode phase")
+    parser.add_argument("--start-seconds", type=float, default=420.0, help="limit of the start")
+    parser.add_argument("--budget", type=float, default=540.0, help="limit of everything but the stop")
+    parser.add_argument("--hbm-gbs", type=float, default=4530.0, help="for the prediction: what reads of device memory reach")
+    parser.add_argument("--pcie-gbs", type=float, default=51.4, help="for the prediction: what reads over the link reach")
+    parser.add_argument("--sm", type=int, default=9, help="for the prediction: major compute capability")
+    parser.add_argument("--out", type=Path, help="write a result file")
+    args = parser.parse_args()
+    recipe = load(args.recipe, args.root)
+    here = overrides.read(os.environ)
+    config = json.loads(((here.model_path or recipe.model_path) / "config.json").read_text())
+    args.longest = recipe.expect.max_model_len - 1
+    args.prefill = [tokens for tokens in args.prefill if tokens <= args.longest]
+    work = WORK / recipe.name
+    work.mkdir(parents=True, exist_ok=True)
+    placed = here.audit_path or work / "audit.json"
+    gpu = (here.cuda_visible_devices or "0").partition(",")[0]
+    before, memory, moet = gpu_memory(gpu), Memory(gpu), moet_command()
+    server = Server(moet, args.recipe.resolve(), dict(os.environ) | {"W2_AUDIT_PATH": str(placed)}, work / "log", args.root)
+    client = Client(here.host, here.port, here.served_model_name or recipe.model.served_name)
+    run = Run(server, client, config["vocab_size"], args.budget, args.out)
+    run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}
+    run.result["admission_tokens"] = recipe.expect.max_model_len
+    try:
+        ready = server.wait_until_ready(client.healthy, min(args.start_seconds, args.budget))
+        run.result |= {"ready_seconds": ready, "launcher_refused": server.direct, "kv_cache": kv_cache(server.text())}
+        run.result["audit"] = audit(moet, placed, args.recipe)
+        print(f"ready after {ready:.1f} s; audit passes: {run.result['audit']['passes']}", flush=True)
+        run.keep()
+        measure(run, args)
+        run.result["audit_at_end"] = audit(moet, placed, args.recipe)["passes"]
+        run.result["metrics"] = client.metrics()
+    except (OSError, RuntimeError) as error:
+        run.result["error"] = f"{type(error).__name__}: {error}"[-6000:]
+        print(run.result["error"], flush=True)
+    finally:
+        run.result["stop"] = stop(server, gpu, before)
+        memory.close()
+    run.result["gpu_memory_mib"] = {"before": before and before[0], "peak": memory.peak, "total": memory.total}
+    if memory.total:
+        try:
+            run.result["prediction"] = prediction(recipe, config, run, args)
+        except Exception as error:  # a prediction that fails must not cost a measurement
+            run.result["prediction"] = {"error": f"{type(error).__name__}: {error}"[:500]}
+    run.keep()
+    print(json.dumps({k: v for k, v in run.result.items() if k in ("stop", "gpu_memory_mib", "prediction")}, indent=2))
+    if "error" in run.result:
+        raise SystemExit(1)
+
+
+def stop(server: Server, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
+    """SIGTERM until no process is left, and until the GPU holds no more than it did."""
+    began = time.perf_counter()
+    gone = server.stop(STOP_SECONDS)
+    freed = None
+    while before is not None and time.perf_counter() - began < STOP_SECONDS:
+        now = gpu_memory(gpu)
+        if now is not None and now[0] <= before[0] + 16:
+            freed = time.perf_counter() - began
+            break
+        time.sleep(0.1)
+    return {"processes_gone_seconds": gone, "gpu_memory_free_seconds": freed, "status": server.process.returncode}
+
+
+if __name__ == "__main__":
+    main()
