@@ -17,6 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 import stop_session
+from metrics_scrape import prompt_tokens, scrape, scrape_until
 from server_support import RECIPE, REPOSITORY, Server, foreground, unlocked
 
 from moet_w2 import audit, recipe
@@ -78,6 +79,51 @@ def test_audit_agrees_with_the_recipe(server):
     assert audit.check(document, recipe.load(RECIPE)) == []
     assert [layer["placement"] for layer in document["layers"]] == ["device", "device", "mapped", "mapped"]
     assert document["pid"] in stop_session.members(server.pid)
+
+
+def test_the_log_shows_the_audit_of_the_start_in_one_block(server):
+    block = server.log.partition("moet audit: the server may become ready")[2]
+    lines = [line.partition("] ")[2] for line in block.splitlines()[1:20]]
+    capacity = re.search(r"KV cache size: ([\d,]+) tokens", server.log).group(1)
+    for wanted in (
+        "state            ready",
+        "mapped layers    2, 3, 3,538,944 bytes",
+        "redundant bytes  0",
+        "admission        4,096 tokens a request",
+        f"KV cache         {capacity} tokens as vLLM reports them, fp8_ds_mla",
+        "speculation      none",
+        "graphs           NONE",
+    ):
+        assert wanted in lines
+    assert server.log.count("moet audit:") == 1
+
+
+def test_metrics_say_what_the_worker_holds(server):
+    wanted, found = recipe.load(RECIPE).expect, scrape(server.url)
+    serving = audit.load(server.run_dir / "audit.json")["serving"]
+    assert found.value("moet_workers_expected") == found.value("moet_worker_up", rank="0") == 1
+    assert found.value("moet_snapshot_age_seconds", rank="0") < 10
+    assert found.value("moet_w2_bytes", placement="mapped") == wanted.mapped_bytes
+    assert found.value("moet_w2_layers", placement="device") == wanted.w2_layers - len(wanted.mapped_layers)
+    assert found.value("moet_w2_redundant_bytes") == 0
+    assert found.value("moet_admission_tokens") == wanted.max_model_len
+    assert found.value("moet_kv_cache_tokens") == serving["kv_cache_tokens"]
+    assert found.labels("vllm:cache_config_info")["kv_cache_size_tokens"] == str(serving["kv_cache_tokens"])
+    assert found.value("moet_startup_seconds") == serving["seconds_since_process_start"]
+
+
+def test_prompt_tokens_are_counted_as_vllm_counts_them(client, server):
+    """Step by step, and yet the same in the end; twice the same prompt, so that some are cached."""
+    before = scrape(server.url)
+    for _ in range(2):
+        ask(client, "What is 3 + 4? " * 150)
+    after = scrape_until(server.url, lambda found: all(a == b for a, b in prompt_tokens(found).values()))
+    for name, (ours, vllms) in prompt_tokens(after).items():
+        assert ours == vllms > before.value(name), name
+    assert after.value("moet_prefill_requests") == after.value("moet_prefill_remaining_tokens") == 0
+    assert after.value("moet_steps_total") > before.value("moet_steps_total")
+    read = "moet_mapped_read_estimated_bytes_total"
+    assert after.value(read) > before.value(read)
 
 
 def test_locked_memory_is_the_mapped_layers_by_the_count_of_the_kernel(server):
