@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,17 @@ def test_an_unknown_node_on_a_machine_with_several(place: Path) -> None:
     machine(place / "machine", **two)
     check = one(look(place), "NUMA node")
     assert check.status is Status.FAIL and "set VLLM_MOE_W2_MAPPED_NUMA_NODE" in check.remedy
+
+
+def test_without_a_recipe_what_some_recipes_could_not_do_is_a_warning(place: Path) -> None:
+    two = {"sys__devices__system__node__online": "0-1\n", "sys__devices__system__node__node1__cpulist": "0-1023\n"}
+    root = machine(place / "machine", **two)
+    found = examine(
+        None, None, {"CUDA_HOME": "/nowhere"}, root, Nvml([Card(capability=(7, 5), pci="00000000:41:00.0")])
+    )
+    for thing in ("GPU 0 capability", "nvcc", "NUMA node"):
+        assert one(found, thing).status is Status.WARN
+    assert not found.failed
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -410,6 +423,12 @@ def test_an_error_in_a_check_is_its_failure() -> None:
     assert (found.status, found.value, found.remedy) == (Status.FAIL, "X=1 is wrong", "use 2")
     assert raises(ConfigError("X=1 is wrong")).remedy == "look"
     assert raises(PermissionError(13, "Permission denied", "/proc/x")).status is Status.FAIL
+
+    def half():
+        yield report.ok("first", "x")
+        raise ConfigError("Y is wrong; mend it")
+
+    assert [check.thing for check in report.made("second", half, "")] == ["first", "second"]
     with pytest.raises(ZeroDivisionError):
         raises(ZeroDivisionError())
 
@@ -452,3 +471,32 @@ def test_help_tells_the_exit_codes(capsys) -> None:
 def test_the_command_starts_without_torch() -> None:
     code = "import sys, moet_w2.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_wheel_carries_the_pins(tmp_path: Path) -> None:
+    """On a copy of the project beside a table of its own."""
+    extension = Path(__file__).resolve().parents[1]
+    assert pinned.FILE.resolve() == extension.parent / "pins.toml"
+    skipped = shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__", "prebuilt")
+    shutil.copytree(extension, tmp_path / "tree/runtime_ext", symlinks=True, ignore=skipped)
+    table = (extension.parent / "pins.toml").read_text().replace("[project]\n", "[project]\n# another\n", 1)
+    (tmp_path / "tree/pins.toml").write_text(table)
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    folder = tmp_path / "tree/runtime_ext"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
+        assert archive.read("moet_w2/pins.toml").decode() == table
+
+
+def test_the_demo_on_this_machine(monkeypatch, capsys) -> None:
+    for name in [name for name in os.environ if name.startswith(("VLLM_", "MOET_", "MODEL_", "HOST", "CACHE_ROOT"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PORT", free_port())
+    demo = Path(__file__).parents[2] / "bench/recipes/demo-cpu.yaml"
+    code = cli.main(["doctor", "--recipe", str(demo), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    failed = {check["thing"] for check in document["checks"] if check["status"] == "fail"}
+    # A shell may lock less than the demo maps; README says so. Everything else holds wherever the tests run.
+    assert failed <= {"memlock limit"} and code == bool(failed)
+    assert {"checkpoint", "port", "audit", "JIT caches"} <= {check["thing"] for check in document["checks"]}

@@ -116,7 +116,7 @@ def test_selection(tmp_path: Path, cards, environ, engine, status, words) -> Non
 
 
 def test_a_card_that_no_cubin_runs_on_fails(tmp_path: Path) -> None:
-    found = one(subject(tmp_path, Card(capability=(7, 5))), "GPU")
+    found = one(subject(tmp_path, Card(capability=(7, 5))), "GPU 0 capability")
     assert found.status is Status.FAIL
     assert "compute capability 7.5" in found.value and "serve without" in found.remedy
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from .. import pinned
 from ..checkpoint import CheckpointReport
 from ..config import W2Config
+from ..errors import KernelError
 from ..kernels import cubins
 from .memory import expert_bytes
 from .nvml import Absent, Gpu, Link, Process
-from .report import Check, fail, ok, skipped, warn
+from .report import Check, fail, ok, skipped, told, warn
 from .subject import CPU, CUDA, Subject
 
 GIB = 1 << 30
@@ -85,8 +86,11 @@ def _selection(subject: Subject) -> Iterator[Check]:
 
 def _capability(gpu: Gpu, subject: Subject) -> Check:
     thing, value = f"GPU {gpu.index} capability", f"{gpu.name}, {gpu.capability[0]}.{gpu.capability[1]}"
-    for source in KERNELS:
-        cubins.find(source, gpu.capability)  # raises: not compiled for this GPU, or not the file that was built
+    try:
+        for source in KERNELS:
+            cubins.find(source, gpu.capability)  # not compiled for this GPU, or not the file that was built
+    except KernelError as error:
+        return told(thing, error, "run `make kernels`, or install the distribution again")
     device = None if subject.recipe is None else subject.recipe.device
     meant = None if device is None else device.capability
     if meant and f"{gpu.capability[0]}.{gpu.capability[1]}" not in meant:

@@ -64,7 +64,7 @@ def check_checkpoint(subject: Subject, report: CheckpointReport) -> Check:
     return ok(
         "checkpoint",
         f"{report.path}: {report.target_layers} target and {report.draft_layers} draft layers, {report.tensors:,} "
-        f"tensors in whole files, {gib(report.nbytes)}, identity {identity(report.path)[:12]}",
+        f"tensors in whole files, {gib(report.nbytes)}, identity {identity(subject.command.model_path)[:12]}",
     )
 
 

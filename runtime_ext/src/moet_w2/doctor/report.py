@@ -107,17 +107,26 @@ def made(thing: str, look: Callable[[], Check | Iterable[Check]], remedy: str) -
         remedy: for errors that name none.
     """
     start = time.perf_counter()
+    checks: list[Check] = []
     try:
         found = look()
-        checks = [found] if isinstance(found, Check) else list(found)
+        for check in (found,) if isinstance(found, Check) else found:
+            checks.append(check)  # what was found before a check raised stays
     except MoetError as error:
-        value, found, cure = str(error).rpartition("; ")
-        checks = [fail(thing, value, cure) if found else fail(thing, cure, remedy)]
+        checks.append(told(thing, error, remedy))
     except _HOPELESS as error:
         what = f"{type(error).__name__}: {error}"
-        checks = [fail(thing, f"the check could not be made ({what})", "mend what it names, or report this as a bug")]
+        checks.append(
+            fail(thing, f"the check could not be made ({what})", "mend what it names, or report this as a bug")
+        )
     seconds = (time.perf_counter() - start) / max(1, len(checks))
     return [replace(check, seconds=seconds) for check in checks]
+
+
+def told(thing: str, error: MoetError, remedy: str) -> Check:
+    """An error as the failure of a check; most errors end with their own remedy."""
+    value, found, cure = str(error).rpartition("; ")
+    return fail(thing, value, cure) if found else fail(thing, cure, remedy)
 
 
 def _lines(check: Check, width: int, columns: int) -> Iterator[str]:
