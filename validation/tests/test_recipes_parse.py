@@ -18,6 +18,10 @@ import dataclasses, json, sys
 from vllm import envs
 from vllm.config import SpeculativeConfig
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from transformers import AutoTokenizer
+from vllm.renderers.params import merge_kwargs
+from vllm.tokenizers.deepseek_v4 import get_deepseek_v4_tokenizer
+from vllm.tokenizers.deepseek_v4_encoding import REASONING_EFFORT_PROMPTS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 answers = {}
@@ -33,6 +37,14 @@ for name, words in json.loads(sys.argv[1]).items():
         answers[name]["compilation_config"] = [mode and mode.name, graphs.custom_ops]
 answers["speculative"] = [field.name for field in dataclasses.fields(SpeculativeConfig)]
 answers["variables"] = sorted(envs.environment_variables)
+tokenizer = get_deepseek_v4_tokenizer(AutoTokenizer.from_pretrained(sys.argv[2]))
+answers["prompts"] = []
+for defaults, asked in json.loads(sys.argv[3]):
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "q"}], tokenize=False, **merge_kwargs(defaults, asked)
+    )
+    effort = [name for name, text in REASONING_EFFORT_PROMPTS.items() if text and text in prompt]
+    answers["prompts"].append([prompt.endswith("<think>"), effort])
 print(json.dumps(answers, default=str))
 """
 FOLDER = REPOSITORY / "bench" / "recipes"
@@ -87,6 +99,18 @@ GPU_ENVIRONMENT = {
 }
 CARD_GIB, H200_GIB, LAYER_GIB = 95, 139.8, 1_811_939_328 / 2**30
 
+DEFAULTS = TEXT["default_chat_template_kwargs"]
+PROMPTS = [
+    (DEFAULTS, {}, [True, ["high"]]),
+    (DEFAULTS, {"thinking": False}, [False, []]),
+    (DEFAULTS, {"enable_thinking": False}, [False, []]),
+    (DEFAULTS, {"reasoning_effort": "none", "enable_thinking": False}, [False, []]),
+    (DEFAULTS, {"reasoning_effort": "max", "enable_thinking": True}, [True, ["max"]]),
+    # Why the recipe does not say that thinking is on.
+    ({"thinking": True} | DEFAULTS, {"enable_thinking": False}, [True, ["high"]]),
+]
+"""Default keywords, what a request says, and the prompt: whether it asks for thinking, and with which effort."""
+
 
 def rendered(path: Path) -> command.Command:
     return command.render(recipe.load(path), command.Overrides(port=8123, default_cache_root=Path("/c")))
@@ -97,7 +121,8 @@ def parsed() -> dict[str, Any]:
     """What vLLM's own parser reads from each recipe's command; one process, as its import takes seconds."""
     commands = {path.stem: rendered(path).argv[2:] for path in RECIPES}
     commands[NO_SUCH] = (*commands["demo-cpu"], "--max-model-length-of-nothing", "1")
-    words = [sys.executable, "-c", PARSE, json.dumps(commands)]
+    asked = json.dumps([(defaults, asked) for defaults, asked, _ in PROMPTS])
+    words = [sys.executable, "-c", PARSE, json.dumps(commands), str(REPOSITORY / "demo" / "checkpoint"), asked]
     done = subprocess.run(words, capture_output=True, text=True, env=clean_environment())
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -155,3 +180,7 @@ def test_keys_within_options_and_variables_are_ones_that_vllm_knows(parsed):
         variables = {name for name in rendered(path).env if name.startswith("VLLM_")}
         assert {name for name in variables if not name.startswith("VLLM_MOE_W2")} <= set(parsed["variables"])
     assert "draft_sampling_method" not in parsed["speculative"] and "VLLM_USE_V3" not in parsed["variables"]
+
+
+def test_thinking_is_on_with_high_effort_and_a_request_may_turn_it_off(parsed):
+    assert parsed["prompts"] == [wanted for _, _, wanted in PROMPTS]
