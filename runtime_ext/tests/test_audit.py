@@ -347,6 +347,11 @@ def test_summary_names_what_a_person_asks_for(written: Path) -> None:
         assert line in text.splitlines(), text
 
 
+def test_summary_names_the_unvalidated_kernels(written: Path) -> None:
+    text = audit.summary(drift(audit.load(written), "device.block_scaled", True))
+    assert "kernels          experts: cubins sm_90a, block-scaled up to 8 tokens; attention: SPARSE" in text
+
+
 def test_summary_of_an_audit_before_the_engine_serves(written: Path) -> None:
     document = drift(audit.load(written), "serving", None)
     text = audit.summary(document | {"correction": POOL, "state": "loaded"})

@@ -20,7 +20,7 @@ def summary(document: dict[str, Any]) -> str:
         f"correction       {_correction(document)}",
     ]
     if serving is not None:
-        lines += _serving(serving)
+        lines += _serving(serving, ", block-scaled up to 8 tokens" if document["device"].get("block_scaled") else "")
     for layer in document["layers"]:
         if layer["host"]:
             pages = ", ".join(f"{count:,} on node {node}" for node, count in layer["host"]["pages_by_node"].items())
@@ -28,7 +28,7 @@ def summary(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _serving(serving: dict[str, Any]) -> list[str]:
+def _serving(serving: dict[str, Any], variant: str) -> list[str]:
     speculative, kv = serving["speculative"], serving["kv_cache_tokens"]
     held = "none" if kv is None else f"{kv:,} tokens as vLLM reports them"
     drafts = "none" if speculative is None else f"{speculative['method']}, {speculative['tokens']} tokens"
@@ -40,7 +40,7 @@ def _serving(serving: dict[str, Any]) -> list[str]:
         f"prefix caching {'on' if serving['prefix_caching'] else 'off'}",
         f"speculation      {drafts}",
         f"graphs           {serving['graph_mode']}",
-        f"kernels          experts: {serving['expert_kernels']}; attention: "
+        f"kernels          experts: {serving['expert_kernels']}{variant}; attention: "
         f"{', '.join(serving['attention_backends']) or 'none'}",
         f"seconds          {seconds or 'no phase measured'}; {serving['seconds_since_process_start']:.1f} in all",
     ]
