@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 from recipe_text import MISSING, VALID, broken, write
 
-from moet_w2 import checkpoint, preflight, recipe, serve, served
+from moet_w2 import checkpoint, overrides, preflight, recipe, serve, served
 from moet_w2.errors import CheckpointError, ConfigError
 from moet_w2.geometry import LayerGeometry
 
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 GEOMETRY = LayerGeometry(64, 256, 128)
 
 
@@ -359,6 +361,27 @@ def test_refuses_what_the_checkpoint_check_refuses(launch, monkeypatch):
 def test_refuses_an_unknown_setting_with_the_nearest_known(launch, monkeypatch):
     monkeypatch.setenv("VLLM_MOE_W2_MAPED_LAYERS", "2")
     refused(launch(), "VLLM_MOE_W2_MAPED_LAYERS='2'", "did you mean VLLM_MOE_W2_MAPPED_LAYERS?")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("MOET_PLANE_CACHE_DIR", "MOET_PLANES_CACHE_DIR"),
+        ("MOET_STORE_DIRS", "MOET_STORE_DIR"),
+        ("W2_AUDIT_FILE_PATH", "W2_AUDIT_PATH"),
+    ],
+)
+def test_refuses_a_misspelt_variable_of_the_launcher(launch, monkeypatch, name, near):
+    monkeypatch.setenv(name, "/x")
+    refused(launch("--dry-run"), f"{name} is not a variable of the launcher: did you mean {near}? Otherwise unset it")
+
+
+def test_variables_of_the_scripts_are_none_of_its_business(launch, monkeypatch):
+    for name in (*overrides.SCRIPT_VARIABLES, "MOET_SOMETHING_ELSE"):
+        monkeypatch.setenv(name, "x")
+    assert launch("--dry-run").code == 0
+    text = "".join(path.read_text() for path in SCRIPTS.rglob("*.sh"))
+    assert set(overrides.SCRIPT_VARIABLES) <= set(re.findall(r"\bMOET_[A-Z_]+", text))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,12 @@ from .errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+
+OWN_PREFIXES = ("MOET_", "W2_")
+OWN_VARIABLES = ("MOET_PLANES_CACHE_DIR", "MOET_STORE_DIR", "W2_AUDIT_PATH")
+"""The launcher's variables that carry a prefix of ours: a name that is nearly one of them is a mistake."""
+SCRIPT_VARIABLES = ("MOET_ENV", "MOET_PYTHON", "MOET_READY_SECONDS", "MOET_ROOT", "MOET_RUN_DIR", "MOET_STOP_SECONDS")
+"""Those of scripts/, which are not read here."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,13 @@ def read(environ: Mapping[str, str]) -> Overrides:
     The two folders may also be given under the names that the server knows them by.
 
     Raises:
-        ConfigError: PORT is no port, or the environment holds an unknown setting of the server.
+        ConfigError: PORT is no port, or the environment holds an unknown setting of the server or a misspelt
+            variable of the launcher.
     """
+    for name in sorted(environ):
+        if name.startswith(OWN_PREFIXES) and name not in OWN_VARIABLES + SCRIPT_VARIABLES:
+            for near in difflib.get_close_matches(name, OWN_VARIABLES, n=1, cutoff=0.8):
+                raise ConfigError(f"{name} is not a variable of the launcher: did you mean {near}? Otherwise unset it")
     port = environ.get("PORT") or str(DEFAULT_PORT)
     if not (port.isascii() and port.isdecimal()):
         raise ConfigError(f"PORT={port!r} is not a port; use a number from 1 to 65535")
