@@ -1,7 +1,7 @@
 """Which layers to map, and why.
 
 Layers are mapped from the last key down: first the draft's, then the target's last ones. A draft layer costs less than
-a target layer: it runs over one token of each request less, and not over the prompt. Among target layers the model
+a target layer: it runs over one token of each request less, and hardly over the prompt. Among target layers the model
 knows no difference; the last ones are taken so that mapped keys are one range.
 
 The placement chosen maps as few layers as leave room for one request of the full context and, beside it, for the other

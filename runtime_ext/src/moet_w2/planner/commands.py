@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from . import choose, predict, report, reported
+from ..errors import CheckpointError, RecipeError
+from . import cards, choose, predict, report, reported
 from .machine import GIB, Machine, card
 from .memory import RUNTIME_BYTES
 from .model import FLASH, Model, from_config
@@ -48,6 +48,7 @@ def add_parser(commands: Any) -> None:
     taken.add_argument("--correction-hits", type=float, metavar="X", help="share of routings that find FP4")
     taken.add_argument("--runtime-gib", type=float, metavar="X", help="CUDA context, graphs and step peak (0.92)")
     parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
+    parser.add_argument("--cards", action="store_true", help="a table of cards and contexts instead of one plan")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -62,8 +63,12 @@ def run(args: argparse.Namespace) -> int:
         rows = reported.compare()
         print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
         return 0
-    machine, notes = _machine(args)
     given = _assumptions(args)
+    if args.cards:
+        found = list(cards.propose(_model(args), _settings(args, Settings()), given=given))
+        print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
+        return 0
+    machine, notes = _machine(args)
     for note in () if args.json else notes:
         print(note)
     if args.recipe is not None:
@@ -71,22 +76,23 @@ def run(args: argparse.Namespace) -> int:
     model, settings = _model(args), _settings(args, Settings())
     if not settings.speculative:
         model = replace(model, draft_layers=0)
-    found = choose.plan(model, machine, settings, given)
-    print(json.dumps(report.document(found, machine), indent=2) if args.json else report.text(found, machine))
-    return 0 if found.chosen else 1
+    plan = choose.plan(model, machine, settings, given)
+    print(json.dumps(report.document(plan, machine), indent=2) if args.json else report.text(plan, machine))
+    return 0 if plan.chosen else 1
 
 
 def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> int:
     from .. import recipe as recipes
 
     loaded = recipes.load(args.recipe)
+    if loaded.device is not None and loaded.device.kind != "cuda":
+        raise RecipeError(f"{args.recipe}: made for a {loaded.device.kind}; the planner knows CUDA cards only")
     folder = args.model or loaded.model_path
     config = _config(folder) if args.model or (folder / "config.json").is_file() else None
     model, settings, mapped = predict.of_recipe(loaded, config)
     settings = _settings(args, settings)
-    if args.vram_gib is None and args.cuda_gib is None and not args.measure:
-        gib = loaded.device.vram_gib if loaded.device is not None else None
-        machine = machine if gib is None else replace(machine, cuda_bytes=int(gib * GIB))
+    if loaded.device is not None and not args.measure:
+        machine = _made_for(loaded.device, machine, args)
     counts = sorted({1, settings.seqs})
     found = predict.predict(model, machine, settings, mapped, counts, prompts=(settings.context,), given=given)
     if args.json:
@@ -94,6 +100,16 @@ def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> i
     else:
         print(report.prediction_text(found, machine, mapped, settings.context))
     return 0 if found.memory.fits else 1
+
+
+def _made_for(device: Any, machine: Machine, args: argparse.Namespace) -> Machine:
+    """The machine, with what the recipe says of its card and no option names."""
+    changes: dict[str, Any] = {}
+    if device.vram_gib is not None and args.vram_gib is None and args.cuda_gib is None:
+        changes["cuda_bytes"] = int(device.vram_gib * GIB)
+    if device.capability is not None and args.sm is None:
+        changes["sm"] = max(int(each.partition(".")[0]) for each in device.capability)
+    return replace(machine, **changes)
 
 
 def _model(args: argparse.Namespace) -> Model:

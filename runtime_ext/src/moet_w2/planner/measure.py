@@ -62,7 +62,7 @@ def measure(root: Path = Path("/")) -> Measured:
     device = torch.device("cuda", torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     size = min(DEVICE_BYTES, free // 2)
-    hbm = _cuda_gbs(torch.ones(size // 8, dtype=torch.int64, device=device))
+    hbm = _device_gbs(size, device)
     link = _mapped_gbs(device)
     name = torch.cuda.get_device_name(device)
     notes = (
@@ -80,6 +80,12 @@ def _host_bytes(root: Path) -> tuple[int, str]:
     if smallest is None or smallest.nbytes >= total:
         return total, "the machine's memory"
     return max(1, smallest.nbytes), smallest.source
+
+
+def _device_gbs(nbytes: int, device: torch.device) -> float:
+    import torch
+
+    return _cuda_gbs(torch.ones(nbytes // 8, dtype=torch.int64, device=device))
 
 
 def _mapped_gbs(device: torch.device) -> float:

@@ -17,6 +17,9 @@ from .placements import DEFAULT, Assumptions
 from .settings import Settings
 from .speed import Decode, Load
 
+UTILIZATION = 0.92
+"""vLLM's gpu-memory-utilization where a recipe names none (vllm/config/cache.py)."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -94,11 +97,14 @@ def of_recipe(recipe: Recipe, config: Mapping[str, Any] | None = None) -> tuple[
     nbytes = recipe.w2.correction.nbytes
     if nbytes is None:
         raise RecipeError(f"{recipe.file}: w2.correction.gb is auto, which only a server can size; name GiB to plan")
+    for option in ("max-num-seqs", "max-num-batched-tokens"):
+        if option not in engine:
+            raise RecipeError(f"{recipe.file}: engine.{option} is missing, and vLLM's own depends on the card; name it")
     settings = Settings(
         context=engine["max-model-len"],
-        utilization=engine.get("gpu-memory-utilization", 0.92),
-        seqs=engine.get("max-num-seqs", 256),
-        batched=engine.get("max-num-batched-tokens", 8192),
+        utilization=engine.get("gpu-memory-utilization", UTILIZATION),
+        seqs=engine["max-num-seqs"],
+        batched=engine["max-num-batched-tokens"],
         speculative=speculative.get("num_speculative_tokens", 0) if drafts else 0,
         correction_bytes=nbytes,
         excluded=recipe.w2.exclude_layers,

@@ -88,8 +88,7 @@ def longest(model: Model, machine: Machine, settings: Settings, given: Assumptio
 def _drafts(model: Model, settings: Settings, drafts: list[int], cost: str) -> list[str]:
     lines = [
         f"{_keys(drafts)} first: a draft layer runs over {settings.speculative} tokens of a request, a target layer "
-        f"over {settings.query}, and not over the prompt, so prefill stays as it is; each costs {cost} a step with one "
-        "request"
+        f"over {settings.query}, and after a chunk of prompt over as few; each costs {cost} a step with one request"
     ]
     excluded = range(model.target_layers, model.layers) if settings.excluded is None else settings.excluded
     if settings.correction_bytes and set(drafts) <= set(excluded):

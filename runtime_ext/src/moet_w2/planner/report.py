@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .cards import Proposal
 from .choose import Plan
 from .machine import Machine
 from .memory import KV_CACHE
@@ -74,6 +76,38 @@ def comparison(rows: list[dict[str, Any]]) -> str:
             f"{row['off_by']:>+9.1%}" + (f"{implied:>9.2f}" if implied is not None else "")
         )
     return "\n".join([*lines, "", *NOTES])
+
+
+def proposals(found: Sequence[Proposal]) -> str:
+    """Placements of several cards, a line each."""
+    counts = next((tuple(each.placement.decode) for each in found if each.placement is not None), ())
+    heading = f"{'card':<22}{'context':>9}{'correction':>12}{'mapped':>8}{'host memory':>13}{'KV tokens':>11}"
+    lines = [heading + "".join(f"{f'{count}x tok/s':>10}" for count in counts)]
+    for each in found:
+        line = f"{each.card.name:<22}{each.settings.context:>9,}{gib(each.settings.correction_bytes):>12}"
+        place = each.placement
+        if place is None:
+            lines.append(f"{line}  nothing fits")
+            continue
+        rates = "".join(f"{step.tokens_per_s:>10.1f}" for step in place.decode.values())
+        lines.append(
+            f"{line}{len(place.mapped):>8}{gib(place.memory.mapped_bytes):>13}{place.memory.kv_tokens:>11,}{rates}"
+        )
+    return "\n".join(lines)
+
+
+def proposals_document(found: Sequence[Proposal]) -> list[dict[str, Any]]:
+    """Placements of several cards as JSON-serialisable values."""
+    return [
+        {
+            "card": each.card.name,
+            "machine": asdict(each.card.machine),
+            "context": each.settings.context,
+            "correction_bytes": each.settings.correction_bytes,
+            "placement": None if each.placement is None else _placement(each.placement),
+        }
+        for each in found
+    ]
 
 
 def _machine(machine: Machine) -> str:

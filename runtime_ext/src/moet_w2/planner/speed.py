@@ -2,8 +2,8 @@
 
 A decode step runs the target over 1 + k tokens of each request and the draft over k (k = 4 draft tokens: DSpark drafts
 a block at once, vllm/v1/worker/gpu/spec_decode/dspark/speculator.py). Each layer reads the experts that its tokens
-chose, every one once. The draft's experts are not read for the prompt: DSpark only projects the target's hidden states
-there (precompute_and_store_context_kv), so mapping its layers leaves prefill as it is.
+chose, every one once. For the prompt DSpark only projects the target's hidden states (precompute_and_store_context_kv);
+its experts see the k tokens that it drafts after each chunk, so mapping its layers hardly slows prefill.
 """
 
 from __future__ import annotations
@@ -179,12 +179,13 @@ def prefill(
     """
     chunk = min(settings.batched, tokens)
     experts = 0.0
-    for key in range(model.target_layers):
-        computed = costs.fixed() + costs.reads(chunk, machine.hbm_gbs)
+    for key in range(model.layers if settings.speculative else model.target_layers):
+        rows = settings.speculative if model.is_draft(key) else chunk
+        reads = costs.reads(rows, machine.hbm_gbs)
         if key in mapped:
             # The kernels read while they compute; the slower of the two is what counts.
-            computed = max(computed, mapped_bytes(model, chunk) / (_link(machine) * costs.link_share * 1e9))
-        experts += computed
+            reads = max(reads, mapped_bytes(model, rows) / (_link(machine) * costs.link_share * 1e9))
+        experts += costs.fixed() + reads
     dense = weights.dense(model)
     flops = 2 * chunk * sum(dense[purpose] for purpose in (weights.ATTENTION, weights.INDEXER, weights.SHARED))
     dense_seconds = flops / (PREFILL_TFLOPS * 1e12 * machine.hbm_gbs / costs.hbm_gbs)

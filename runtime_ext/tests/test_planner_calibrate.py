@@ -1,0 +1,59 @@
+"""Constants solved for from a server: it is then predicted exactly, and impossible figures are refused."""
+
+from dataclasses import replace
+
+import pytest
+from planner_support import MODEL
+
+from moet_w2.errors import ConfigError
+from moet_w2.planner import predict
+from moet_w2.planner.calibrate import Measured, calibrated
+from moet_w2.planner.costs import Costs
+from moet_w2.planner.machine import GIB, card
+from moet_w2.planner.placements import Assumptions
+from moet_w2.planner.settings import Settings
+
+MAPPED = (43, 44, 45)
+TRUTH = Assumptions(Costs(layer_us=220.0), runtime_bytes=int(1.5 * GIB), tokens_per_step=1.8)
+
+
+def seen(mapped=MAPPED):
+    """What a server would show if TRUTH held."""
+    found = predict.predict(MODEL, card(), Settings(), mapped, context=1024, given=TRUTH)
+    return Measured(found.memory.kv_bytes, found.decode[1].tokens_per_s, 1.8)
+
+
+def test_the_constants_that_made_the_figures_are_found():
+    given = calibrated(MODEL, card(), Settings(), MAPPED, seen())
+    assert given.runtime_bytes == TRUTH.runtime_bytes
+    assert given.costs.layer_us == pytest.approx(220.0) and given.costs.step_us == Costs().step_us
+
+
+def test_another_placement_is_predicted_with_them():
+    given = calibrated(MODEL, card(), Settings(), MAPPED, seen())
+    for mapped in ((), (42, 43, 44, 45)):
+        found = predict.predict(MODEL, card(), Settings(), mapped, context=1024, given=given)
+        truth = predict.predict(MODEL, card(), Settings(), mapped, context=1024, given=TRUTH)
+        assert found.memory == truth.memory
+        assert found.decode[4].tokens_per_s == pytest.approx(truth.decode[4].tokens_per_s)
+
+
+def test_a_short_step_leaves_nothing_to_layers():
+    truth = replace(TRUTH, costs=Costs(layer_us=0.0, step_us=300.0))
+    rate = predict.predict(MODEL, card(), Settings(), MAPPED, context=1024, given=truth).decode[1].tokens_per_s
+    given = calibrated(MODEL, card(), Settings(), MAPPED, replace(seen(), tokens_per_s=rate))
+    assert given.costs.step_us == pytest.approx(300.0) and given.costs.layer_us == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"kv_bytes": 80 * GIB}, "larger than"),
+        ({"tokens_per_s": 1e6}, "shorter than"),
+        ({"tokens_per_s": 0.0}, "no decode"),
+        ({"tokens_per_step": 0.5}, "no decode"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(change, named):
+    with pytest.raises(ConfigError, match=named):
+        calibrated(MODEL, card(), Settings(), MAPPED, replace(seen(), **change))

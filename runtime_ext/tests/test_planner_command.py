@@ -1,0 +1,165 @@
+"""``moet plan``: what it prints, what it reads, what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from planner_support import RECIPES, ROOT
+
+from moet_w2 import cli, recipe
+from moet_w2.errors import MoetError, RecipeError
+from moet_w2.planner import measure, predict
+
+
+def run(capsys, *options):
+    code = cli.main(["plan", *options])
+    return code, capsys.readouterr()
+
+
+def test_the_command_without_options(capsys):
+    code, printed = run(capsys)
+    assert code == 0
+    assert "map 43,44,45\n" in printed.out and "KV cache size 378,406 tokens" in printed.out
+
+
+def test_the_command_as_json(capsys):
+    code, printed = run(capsys, "--json", "--context", "524288", "--utilization", "0.98446")
+    found = json.loads(printed.out)
+    assert code == 0 and found["chosen"] == [42, 43, 44, 45]
+    chosen = found["placements"][4]
+    assert chosen["status"] == "chosen" and chosen["mapped_bytes"] == 7_247_757_312
+    assert sum(chosen["device_bytes"].values()) == chosen["share_bytes"]
+
+
+def test_the_command_takes_every_option(capsys):
+    options = "--vram-gib 96 --host-gib 128 --pcie-gbs 51 --hbm-gbs 1790 --context 300000 --seqs 4 --correction-gib 6"
+    options += " --utilization 0.974 --batched 2048 --speculative 4 --sm 12 --tokens-per-step 3 --runtime-gib 0.92"
+    code, printed = run(capsys, "--json", *options.split())
+    assert code == 0 and json.loads(printed.out) == json.loads(run(capsys, "--json")[1].out)
+
+
+def test_the_command_says_no(capsys):
+    code, printed = run(capsys, "--vram-gib", "16")
+    assert code == 1 and "nothing fits" in printed.out
+
+
+def test_the_command_reads_a_recipe(capsys):
+    code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"))
+    assert code == 0 and "mapped: 42,43,44,45" in printed.out
+    code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--vram-gib", "80")
+    assert code == 1 and "does not fit" in printed.out
+
+
+def test_what_a_recipe_says_of_its_card_counts(capsys):
+    recipe_of = ["--json", "--recipe", str(RECIPES / "h200-512k.yaml")]
+    machine = json.loads(run(capsys, *recipe_of)[1].out)["machine"]
+    assert machine["sm"] == 9 and machine["cuda_bytes"] == int(139.8 * 2**30)
+    machine = json.loads(run(capsys, *recipe_of, "--sm", "12", "--cuda-gib", "100")[1].out)["machine"]
+    assert machine["sm"] == 12 and machine["cuda_bytes"] == 100 * 2**30
+
+
+def test_a_recipe_for_a_cpu_is_refused(capsys):
+    code, printed = run(capsys, "--recipe", str(RECIPES / "demo-cpu.yaml"))
+    assert code == 2 and "made for a cpu" in printed.err
+
+
+@pytest.mark.parametrize("option", ["max-num-seqs", "max-num-batched-tokens"])
+def test_a_recipe_without_an_option_that_memory_hangs_on_is_refused(option):
+    loaded = recipe.load(RECIPES / "pro6000-300k.yaml")
+    less = {name: value for name, value in loaded.engine.items() if name != option}
+    with pytest.raises(RecipeError, match=option):
+        predict.of_recipe(loaded.model_copy(update={"engine": less}))
+
+
+def test_a_pool_that_a_server_sizes_cannot_be_planned():
+    loaded = recipe.load(RECIPES / "pro6000-300k.yaml")
+    pool = loaded.w2.model_copy(update={"correction": loaded.w2.correction.model_copy(update={"gb": "auto"})})
+    with pytest.raises(RecipeError, match="auto"):
+        predict.of_recipe(loaded.model_copy(update={"w2": pool}))
+
+
+def test_the_table_of_cards(capsys):
+    code, printed = run(capsys, "--cards")
+    assert code == 0 and "RTX 5090, 32 GB" in printed.out
+    code, printed = run(capsys, "--cards", "--json", "--context", "4096")
+    assert code == 0 and json.loads(printed.out)[0]["placement"]["mapped"] == [43, 44, 45]
+
+
+def test_the_command_reads_a_checkpoint(capsys):
+    code, printed = run(capsys, "--model", str(ROOT / "demo" / "checkpoint"), "--context", "4096", "--json")
+    found = json.loads(printed.out)
+    assert code == 0 and found["chosen"] == [] and len(found["placements"]) == 5
+
+
+def test_the_comparison(capsys):
+    code, printed = run(capsys, "--compare")
+    assert code == 0 and "378,490" in printed.out and "901,924" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--context", "0"], "context"),
+        (["--utilization", "2"], "utilization"),
+        (["--hbm-gbs", "0"], "--hbm-gbs"),
+        (["--model", "/nowhere"], "config.json"),
+        (["--recipe", "/nowhere.yaml"], "/nowhere.yaml"),
+    ],
+)
+def test_bad_options_are_one_line(capsys, options, named):
+    code, printed = run(capsys, *options)
+    assert code == 2 and named in printed.err and printed.err.count("\n") == 1
+
+
+def test_a_folder_with_another_model_is_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "deepseek_v4" in run(capsys, "--model", str(tmp_path))[1].err
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read as JSON" in run(capsys, "--model", str(tmp_path))[1].err
+
+
+def test_a_recipe_of_another_model_is_refused():
+    loaded = recipe.load(RECIPES / "demo-cpu.yaml")
+    with pytest.raises(RecipeError, match="target layers"):
+        predict.of_recipe(loaded)
+    demo = json.loads((ROOT / "demo" / "checkpoint" / "config.json").read_text())
+    assert predict.of_recipe(loaded, demo)[2] == (2, 3)
+    with pytest.raises(MoetError, match="geometry"):
+        predict.of_recipe(loaded, demo | {"hidden_size": 512})
+
+
+def test_planning_needs_no_torch():
+    code = "import sys, moet_w2.planner.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_this_machine_is_measured():
+    found = measure.measure()
+    assert found.machine.hbm_gbs > 0.1 and found.machine.cuda_bytes > 0 and found.notes
+    if found.machine.sm == 0:
+        assert found.machine.link_gbs is None and "there is no link" in found.notes[0]
+
+
+def test_a_gpu_is_measured(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4096, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(measure, "_device_gbs", lambda nbytes, device: 4000.0 + nbytes)
+    monkeypatch.setattr(measure, "_mapped_gbs", lambda device: 50.0)
+    found = measure.measure()
+    assert found.machine.cuda_bytes == 8 << 30 and found.machine.sm == 9
+    assert found.machine.hbm_gbs == 4000 + 2048 and found.machine.link_gbs == 50
+    assert "a card" in found.notes[0]
+
+
+def test_a_limit_below_the_machines_memory_is_what_counts(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("CapEff:\tffffffffffffffff\n")
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:  1024 kB\n")
+    found = measure.measure(tmp_path)
+    assert found.machine.host_bytes == 1 << 20 and "MemAvailable" in found.notes[0]

@@ -1,0 +1,71 @@
+"""Predicted rates: against committed kernel results, and what must hold for any wish."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planner_support import MODEL, WISHES, result
+
+from moet_w2.planner import costs, speed
+from moet_w2.planner.machine import card
+from moet_w2.planner.placements import last
+from moet_w2.planner.settings import Settings
+from moet_w2.planner.speed import Load
+
+
+@given(
+    settings=WISHES,
+    requests=st.integers(1, 16),
+    link=st.floats(5, 100),
+    hits=st.floats(0, 1),
+)
+def test_the_rate_falls_with_every_mapped_layer(settings, requests, link, hits):
+    machine = card(link_gbs=link)
+    model = MODEL if settings.speculative else replace(MODEL, draft_layers=0)
+    load = Load(requests, correction_hits=hits)
+    rates = [
+        speed.decode(model, machine, settings, last(model, count), load).tokens_per_s
+        for count in range(0, model.layers + 1, 5)
+    ]
+    assert rates == sorted(rates, reverse=True)
+
+
+@given(tokens=st.integers(1, 4096))
+def test_distinct_experts_are_at_most_all(tokens):
+    found = speed.distinct(256, 6, tokens)
+    assert min(256, 6) * (tokens > 0) <= found + 1e-9 and found <= min(256, 6 * tokens) + 1e-9
+
+
+def test_distinct_experts_are_those_that_the_benchmark_drew():
+    kernels = result("kernels_h200")
+    for point in kernels["tokens"]:
+        if point["tier"] == "base":
+            assert speed.distinct(256, 6, point["tokens"]) == pytest.approx(point["experts"], rel=0.03)
+
+
+def test_the_cost_table_is_the_committed_result():
+    kernels = result("kernels_h200")
+    found = costs.from_result(kernels)
+    assert [tokens for tokens, _ in found.chain_us] == [tokens for tokens, _ in costs.CHAIN_US]
+    for (_, measured), (_, written) in zip(found.chain_us, costs.CHAIN_US, strict=True):
+        assert written == pytest.approx(measured, rel=0.1)
+    assert costs.MEASURED_HBM_GBS == pytest.approx(found.hbm_gbs, rel=0.05)
+    assert costs.FP4_OVER_BASE == pytest.approx(found.fp4_over_base, rel=0.1)
+
+
+def test_the_link_share_is_the_committed_result():
+    mapped = result("kernels_mapped_h200")
+    shares = [point["share_of_ceiling"]["chain"] for point in mapped["tokens"]]
+    assert min(shares) - 0.01 <= costs.LINK_SHARE <= max(shares)
+
+
+def test_a_measured_point_is_given_back_on_the_card_it_is_from():
+    for tokens, microseconds in costs.CHAIN_US:
+        found = costs.Costs()
+        assert found.fixed() + found.reads(tokens, costs.MEASURED_HBM_GBS) == pytest.approx(microseconds * 1e-6)
+
+
+def test_more_accepted_tokens_are_more_tokens_a_second():
+    slow, fast = (speed.decode(MODEL, card(), Settings(), (), Load(tokens_per_step=n)) for n in (1.0, 3.0))
+    assert fast.tokens_per_s == pytest.approx(3 * slow.tokens_per_s)
