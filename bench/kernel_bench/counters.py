@@ -19,7 +19,7 @@ SHOWN = {
     "issue_slots_busy_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "alu_percent": "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",
     "fma_percent": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
-    "tensor_percent": "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "warps_active_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
 """Name in a record -> Nsight Compute's metric. One that this version of ``ncu`` does not collect is None."""
@@ -85,7 +85,7 @@ def _record(row: dict[str, str], tokens: int) -> dict[str, Any]:
 
 
 def _wanted(metric: str) -> bool:
-    return metric not in SHOWN.values() and "pipe" in metric and metric.endswith("pct_of_peak_sustained_active")
+    return metric not in SHOWN.values() and "pipe" in metric and metric.endswith(".avg.pct_of_peak_sustained_active")
 
 
 def _number(text: str) -> float | None:

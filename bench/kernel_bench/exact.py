@@ -46,6 +46,52 @@ def moe(weights: Weights, given: Inputs, limit: float | None) -> Exact:
     return Exact(pure, rounded.bfloat16().double())
 
 
+def from_inner(
+    weights: Weights, given: Inputs, limit: float | None, routes: torch.Tensor, inner: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both GEMMs apart: what the first should have given, and what the second should have made of what it did give.
+
+    Args:
+        weights, given, limit: as for :func:`moe`.
+        routes: int ``[R]``, the kernels' order of routes.
+        inner: bfloat16 ``[R, I]``, what the first GEMM wrote, in that order.
+
+    Returns:
+        float64 ``[R, I]`` and ``[T, H]``.
+    """
+    tokens, hidden = given.x.shape
+    x, routes = given.x.double(), routes.long()
+    token, expert_of = routes // given.ids.shape[1], given.ids.flatten()[routes]
+    factor = given.weights.flatten()[routes].double().unsqueeze(-1)
+    first = torch.zeros(inner.shape, dtype=torch.float64, device=x.device)
+    second = torch.zeros(tokens, hidden, dtype=torch.float64, device=x.device)
+    for expert in torch.unique(expert_of).tolist():
+        rows = torch.nonzero(expert_of == expert).flatten()
+        fp4 = given.slots is not None and int(given.slots[expert]) >= 0
+        gate_up, down = weights.exact(expert, fp4)
+        gate, up = (x[token[rows]] @ gate_up.T).chunk(2, dim=-1)
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        first[rows] = torch.nn.functional.silu(gate) * up
+        second.index_add_(0, token[rows], factor[rows] * (inner[rows].double() @ down.T))
+    return first, second
+
+
+def beyond_rounding(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """How far bfloat16 values are from exact ones beyond half a unit in the last place, as a share of the norm.
+
+    Zero for exact values rounded to the nearest, whatever rounding costs; a sum in float32 that falls on the other side
+    of a rounding adds its own error only, not the step of the rounding.
+    """
+    # exact = m * 2**e with 0.5 <= m < 1; bfloat16 keeps 8 bits, so half a unit is 2**(e - 9).
+    half_unit = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 9)
+    excess = ((found.double() - exact).abs() - half_unit).clamp(min=0)
+    norm, beyond = float(exact.norm()), float(excess.norm())
+    if norm == 0:
+        return 0.0 if found.count_nonzero() == 0 else float("inf")
+    return beyond / norm if beyond == beyond else float("inf")
+
+
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """``||out - reference|| / ||reference||``; infinite where anything is not finite, or differs from all zeros."""
     difference, norm = float((out.double() - reference).norm()), float(reference.norm())

@@ -108,15 +108,28 @@ def test_wrong_kernels_fail(spoil: Callable, named: str) -> None:
     assert any(named in failure for failure in judged(case_of(), spoil).failures)
 
 
-def test_an_error_of_the_kernels_own_fails_where_the_whole_error_is_small_enough() -> None:
+@pytest.mark.parametrize("gemm, named", [("decode13", "first GEMM"), ("decode2", "second GEMM")])
+def test_an_error_of_the_kernels_own_fails_where_the_whole_error_is_small_enough(gemm: str, named: str) -> None:
     def scale(kernel: str, written: torch.Tensor) -> None:
-        if "decode2" in kernel:
-            written.mul_(1.001)
+        if gemm in kernel:
+            # A step of bfloat16 in a few inner values; less than half a step in float32.
+            factor = 1 + (2**-7 if gemm == "decode13" else 2**-11)
+            written[:, ::32] *= factor
 
     good, bad = judged(case_of("base")), judged(case_of("base"), scale)
-    assert good.own < correctness.OWN_TOLERANCE and bad.error < correctness.TOLERANCE
+    assert good.own < correctness.OWN_TOLERANCE / 5 and bad.error < correctness.TOLERANCE
     (failure,) = bad.failures
-    assert failure.startswith("error beyond bfloat16's roundings")
+    assert failure.startswith(f"{named}: error beyond bfloat16's roundings")
+
+
+def test_rounding_to_the_nearest_is_no_error_and_a_step_further_is() -> None:
+    value = torch.tensor([1.0, 1.001, -3.7, 1e-30, 250.0, 0.0], dtype=torch.float64)
+    assert exact.beyond_rounding(value.bfloat16(), value) == 0
+    other = value.bfloat16().view(torch.int16).add(1).view(torch.bfloat16)
+    assert exact.beyond_rounding(other, value) > 1e-3
+    assert exact.beyond_rounding(torch.full_like(value, float("nan")).bfloat16(), value) == float("inf")
+    zero = torch.zeros_like(value)
+    assert exact.beyond_rounding(zero.bfloat16(), zero) == 0 and exact.beyond_rounding(other, zero) == float("inf")
 
 
 def test_a_row_without_a_route_must_be_zero() -> None:
@@ -134,7 +147,7 @@ def test_wrong_counts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = cases.inputs(prepared.case).ids
     monkeypatch.setattr(correctness, "make_call", lambda *args: original(*args)._replace(topk_ids=ids))
     failures = correctness.judge(prepared, kernel_emulator.find()).failures
-    assert failures == (f"counts differ for experts [{int(ids[0, 0])}]", "36 routes counted, 35 given")
+    assert failures[-2:] == (f"counts differ for experts [{int(ids[0, 0])}]", "36 routes counted, 35 given")
 
 
 def test_tiers_hold_different_weights() -> None:

@@ -196,7 +196,7 @@ def test_quick_reports_every_build(
     assert [(one["build"], one["tokens"]) for one in result["tokens"]] == [
         (name, tokens) for tokens in (1, 5) for name in builds
     ]
-    assert result["failed"] == len(result["failures"]["wrong"]) == 1 and not result["failures"]["committed"]
+    assert result["failed"] == len(result["failures"]["wrong"]) == 2 and not result["failures"]["committed"]
     assert "wrong: 1 cases, 1 failures" in capsys.readouterr().out
 
 
