@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planner_support import MODEL, RECIPES, WISHES
 
 from moet_w2 import recipe
+from moet_w2.errors import ConfigError
 from moet_w2.planner import cards, choose, memory, predict, reported, speed
 from moet_w2.planner.machine import GIB, HOST_RESERVE, card
 from moet_w2.planner.placements import Assumptions
@@ -122,10 +123,26 @@ def test_without_a_link_no_layer_is_mapped():
     assert any("there is no link" in reason for reason in plan.reasons)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"others": 1.5}, "0 to 1"),
+        ({"tokens_per_step": 0.5}, "at least 1"),
+        ({"correction_hits": -0.1}, "0 to 1"),
+        ({"runtime_bytes": -1}, "runtime_bytes"),
+        ({"decode_context": -1}, "decode_context"),
+    ],
+)
+def test_assumptions_that_cannot_be(change, named):
+    with pytest.raises(ConfigError, match=named):
+        Assumptions(**change)
+
+
 def test_reasons_name_layers_and_figures():
     text = "\n".join(choose.plan(MODEL, card(), Settings(524_288, 0.98446)).reasons)
     assert "4 layers are mapped, as few as will do; with 3: no room for other requests" in text
     assert "layers 43 to 45 first" in text and "layer 42 as well" in text and "take no correction slot" in text
+    assert "a utilization of 0.98446 leaves 1.48 GiB of the card alone" in text
 
 
 def test_mapping_a_draft_layer_costs_less_than_a_target_layer():

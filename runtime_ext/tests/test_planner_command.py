@@ -34,7 +34,8 @@ def test_the_command_as_json(capsys):
 
 def test_the_command_takes_every_option(capsys):
     options = "--vram-gib 96 --host-gib 128 --pcie-gbs 51 --hbm-gbs 1790 --context 300000 --seqs 4 --correction-gib 6"
-    options += " --utilization 0.974 --batched 2048 --speculative 4 --sm 12 --tokens-per-step 3 --runtime-gib 0.92"
+    options += " --utilization 0.974 --batched 2048 --speculative 4 --sm 12 --others 0.5 --runtime-gib 0.92"
+    options += " --decode-context 2048"
     code, printed = run(capsys, "--json", *options.split())
     assert code == 0 and json.loads(printed.out) == json.loads(run(capsys, "--json")[1].out)
 

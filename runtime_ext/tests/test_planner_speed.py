@@ -66,6 +66,26 @@ def test_a_measured_point_is_given_back_on_the_card_it_is_from():
         assert found.fixed() + found.reads(tokens, costs.MEASURED_HBM_GBS) == pytest.approx(microseconds * 1e-6)
 
 
+def test_keys_of_a_long_context_take_time():
+    short, long = (speed.decode(MODEL, card(), Settings(), (), Load(context=n)).step_seconds for n in (2048, 500_000))
+    assert 0.1e-3 < long - short < 2e-3
+
+
+def test_a_mapped_layer_reads_less_over_the_link_where_experts_are_corrected():
+    plain, corrected = (
+        speed.decode(MODEL, card(), Settings(), (42,), Load(correction_hits=hits)).link_bytes for hits in (0.0, 1.0)
+    )
+    assert plain == pytest.approx(speed.distinct(256, 6, 5) * MODEL.geometry.nbytes / 256)
+    assert corrected == pytest.approx(plain / 9)  # scales alone: one byte for 32 weights, eight are codes
+
+
+def test_the_pool_has_no_more_slots_than_experts():
+    assert Settings().slots(MODEL) == 512
+    assert Settings(correction_bytes=1 << 40).slots(MODEL) == 43 * 256
+    assert Settings(correction_bytes=1 << 40, excluded=tuple(range(46))).slots(MODEL) == 0
+    assert speed.hit_rate(MODEL, Settings(correction_bytes=1 << 40), Load()) == 1
+
+
 def test_more_accepted_tokens_are_more_tokens_a_second():
     slow, fast = (speed.decode(MODEL, card(), Settings(), (), Load(tokens_per_step=n)) for n in (1.0, 3.0))
     assert fast.tokens_per_s == pytest.approx(3 * slow.tokens_per_s)

@@ -11,9 +11,8 @@ from typing import Any
 from ..errors import CheckpointError, RecipeError
 from . import cards, choose, predict, report, reported
 from .machine import GIB, Machine, card
-from .memory import RUNTIME_BYTES
 from .model import FLASH, Model, from_config
-from .placements import Assumptions
+from .placements import DEFAULT, Assumptions
 from .settings import Settings
 
 
@@ -46,6 +45,8 @@ def add_parser(commands: Any) -> None:
     taken = parser.add_argument_group("assumptions")
     taken.add_argument("--tokens-per-step", type=float, metavar="X", help="1 + accepted draft tokens (3.0)")
     taken.add_argument("--correction-hits", type=float, metavar="X", help="share of routings that find FP4")
+    taken.add_argument("--decode-context", type=int, metavar="N", help="tokens behind a request that decodes (2048)")
+    taken.add_argument("--others", type=float, metavar="X", help="of the context, held by the other requests (0.5)")
     taken.add_argument("--runtime-gib", type=float, metavar="X", help="CUDA context, graphs and step peak (0.92)")
     parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
     parser.add_argument("--cards", action="store_true", help="a table of cards and contexts instead of one plan")
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if not settings.speculative:
         model = replace(model, draft_layers=0)
     plan = choose.plan(model, machine, settings, given)
-    print(json.dumps(report.document(plan, machine), indent=2) if args.json else report.text(plan, machine))
+    print(json.dumps(report.document(plan, machine, given), indent=2) if args.json else report.text(plan, machine))
     return 0 if plan.chosen else 1
 
 
@@ -96,7 +97,7 @@ def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> i
     counts = sorted({1, settings.seqs})
     found = predict.predict(model, machine, settings, mapped, counts, prompts=(settings.context,), given=given)
     if args.json:
-        print(json.dumps(report.prediction_document(found, machine, mapped), indent=2))
+        print(json.dumps(report.prediction_document(found, machine, mapped, given), indent=2))
     else:
         print(report.prediction_text(found, machine, mapped, settings.context))
     return 0 if found.memory.fits else 1
@@ -162,7 +163,8 @@ def _settings(args: argparse.Namespace, base: Settings) -> Settings:
 
 
 def _assumptions(args: argparse.Namespace) -> Assumptions:
-    runtime = RUNTIME_BYTES if args.runtime_gib is None else int(args.runtime_gib * GIB)
-    return Assumptions(
-        runtime_bytes=runtime, tokens_per_step=args.tokens_per_step, correction_hits=args.correction_hits
-    )
+    names = ("tokens_per_step", "correction_hits", "decode_context", "others")
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.runtime_gib is not None:
+        changes["runtime_bytes"] = int(args.runtime_gib * GIB)
+    return replace(DEFAULT, **changes)

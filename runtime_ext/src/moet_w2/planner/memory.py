@@ -89,7 +89,7 @@ def account(
         W2_TARGET: (model.target_layers - (len(mapped) - drafts)) * one,
         W2_DRAFT: (model.draft_layers - drafts) * one,
         **dense,
-        CORRECTION: settings.correction_bytes,
+        CORRECTION: settings.slots(model) * model.geometry.correction_row_bytes,
         TABLES: tables(model, settings),
         WORKSPACE: workspace(model, machine, settings),
         RUNTIME: runtime_bytes,

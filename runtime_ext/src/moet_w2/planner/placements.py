@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ConfigError
 from . import memory, speed
 from .costs import Costs
 from .machine import GIB, HOST_RESERVE, Machine
@@ -47,6 +48,7 @@ class Assumptions:
         tokens_per_step: None for the default.
         correction_hits: None for the default.
         host_reserve: host memory left alone.
+        decode_context: tokens that each request has behind it while it decodes.
     """
 
     costs: Costs = Costs()
@@ -55,6 +57,20 @@ class Assumptions:
     tokens_per_step: float | None = None
     correction_hits: float | None = None
     host_reserve: int = HOST_RESERVE
+    decode_context: int = 2048
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("others", 0, 1),
+            ("tokens_per_step", 1, None),
+            ("correction_hits", 0, 1),
+            ("runtime_bytes", 0, None),
+            ("decode_context", 0, None),
+        ):
+            value = getattr(self, name)
+            if value is not None and (value < low or (high is not None and value > high)):
+                allowed = f"at least {low}" if high is None else f"{low} to {high}"
+                raise ConfigError(f"{name} is {value}; {allowed} is what it can be")
 
 
 DEFAULT = Assumptions()
@@ -88,7 +104,7 @@ def place(
             machine,
             settings,
             mapped,
-            Load(requests, tokens_per_step=given.tokens_per_step, correction_hits=given.correction_hits),
+            Load(requests, given.decode_context, given.tokens_per_step, given.correction_hits),
             given.costs,
         )
         for requests in sorted({1, settings.seqs})

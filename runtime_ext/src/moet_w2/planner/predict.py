@@ -42,7 +42,7 @@ def predict(
     settings: Settings,
     mapped: Sequence[int],
     requests: Sequence[int] = (1, 4),
-    context: int = 2048,
+    context: int | None = None,
     prompts: Sequence[int] = (),
     given: Assumptions = DEFAULT,
 ) -> Prediction:
@@ -55,11 +55,12 @@ def predict(
         settings: how it is served.
         mapped: keys of the layers in host memory.
         requests: numbers of concurrent requests.
-        context: tokens that each request has behind it while it decodes.
+        context: tokens that each request has behind it while it decodes; None: as assumed.
         prompts: tokens of uncached prompts.
         given: assumptions; ``tokens_per_step`` should be the measured one, 1 + accepted tokens a draft.
     """
     mapped = tuple(sorted(mapped))
+    context = given.decode_context if context is None else context
     loads = [Load(count, context, given.tokens_per_step, given.correction_hits) for count in requests]
     return Prediction(
         memory.account(model, machine, settings, mapped, given.runtime_bytes, given.others),

@@ -43,6 +43,10 @@ def of(
         lines.append(_kv_cache(settings, found, given))
     if settings.correction_bytes:
         lines.append(_correction(model, machine, settings, given))
+    lines.append(
+        f"a utilization of {settings.utilization:g} leaves {gib(machine.cuda_bytes - found.share)} of the card alone; "
+        "vLLM does not start where other programs hold more"
+    )
     return lines
 
 
@@ -90,8 +94,7 @@ def _drafts(model: Model, settings: Settings, drafts: list[int], cost: str) -> l
         f"{_keys(drafts)} first: a draft layer runs over {settings.speculative} tokens of a request, a target layer "
         f"over {settings.query}, and after a chunk of prompt over as few; each costs {cost} a step with one request"
     ]
-    excluded = range(model.target_layers, model.layers) if settings.excluded is None else settings.excluded
-    if settings.correction_bytes and set(drafts) <= set(excluded):
+    if settings.correction_bytes and set(drafts) <= settings.uncorrected(model):
         lines.append(
             f"{_keys(drafts)} take no correction slot: a draft's mistake costs a rejected token, never a wrong one, so "
             "the pool serves the target alone"

@@ -10,7 +10,7 @@ from .cards import Proposal
 from .choose import Plan
 from .machine import Machine
 from .memory import KV_CACHE
-from .placements import Placement, gib
+from .placements import Assumptions, Placement, gib
 from .predict import Prediction
 from .reported import NOTES
 
@@ -44,20 +44,24 @@ def prediction_text(prediction: Prediction, machine: Machine, mapped: tuple[int,
     return "\n".join(lines)
 
 
-def document(plan: Plan, machine: Machine) -> dict[str, Any]:
+def document(plan: Plan, machine: Machine, given: Assumptions) -> dict[str, Any]:
     """The plan as JSON-serialisable values: bytes, seconds, tokens a second."""
     return {
         "machine": asdict(machine),
+        "assumptions": asdict(given),
         "chosen": None if plan.chosen is None else list(plan.chosen.mapped),
         "reasons": list(plan.reasons),
         "placements": [_placement(each) for each in plan.placements],
     }
 
 
-def prediction_document(prediction: Prediction, machine: Machine, mapped: tuple[int, ...]) -> dict[str, Any]:
+def prediction_document(
+    prediction: Prediction, machine: Machine, mapped: tuple[int, ...], given: Assumptions
+) -> dict[str, Any]:
     """A given placement as JSON-serialisable values."""
     return {
         "machine": asdict(machine),
+        "assumptions": asdict(given),
         "mapped": list(mapped),
         **_memory(prediction.memory),
         "decode": _decode(prediction.decode),

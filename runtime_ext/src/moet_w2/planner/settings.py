@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from .model import Model
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class Settings:
             raise ConfigError(f"utilization is {self.utilization}; it is a share of the card's memory, such as 0.974")
         if self.block % 128:
             raise ConfigError(f"block is {self.block}; layers that compress by 128 need a multiple of 128")
+
+    def uncorrected(self, model: Model) -> frozenset[int]:
+        """Keys of the layers that never take a correction slot."""
+        return frozenset(range(model.target_layers, model.layers) if self.excluded is None else self.excluded)
+
+    def slots(self, model: Model) -> int:
+        """Slots of the correction pool: whole rows, and no more than experts that may take one."""
+        eligible = model.geometry.experts * (model.layers - len(self.uncorrected(model)))
+        return min(eligible, self.correction_bytes // model.geometry.correction_row_bytes)
 
     @property
     def in_flight(self) -> int:

@@ -87,12 +87,12 @@ def decode(
         costs: measured figures.
     """
     drafts = model.draft_layers if settings.speculative else 0
-    excluded = range(model.target_layers, model.layers) if settings.excluded is None else settings.excluded
+    uncorrected = settings.uncorrected(model)
     hits = hit_rate(model, settings, load)
     device, link, link_bytes = 0.0, 0.0, 0.0
     for key in range(model.target_layers + drafts):
         tokens = load.requests * (settings.speculative if model.is_draft(key) else settings.query)
-        found = 0.0 if key in excluded else hits
+        found = 0.0 if key in uncorrected else hits
         reads = costs.reads(tokens, machine.hbm_gbs)
         if key not in mapped:
             device += costs.fixed() + reads * (1 - found + found * costs.fp4_over_base)
@@ -135,10 +135,8 @@ def hit_rate(model: Model, settings: Settings, load: Load) -> float:
     """Share of routings that find FP4: as given, else slots over experts, which is what uniform routing gives."""
     if load.correction_hits is not None:
         return load.correction_hits
-    excluded = model.draft_layers if settings.excluded is None else len(settings.excluded)
-    eligible = model.geometry.experts * (model.layers - excluded)
-    slots = settings.correction_bytes // model.geometry.correction_row_bytes
-    return min(1.0, slots / eligible) if eligible else 0.0
+    eligible = model.geometry.experts * (model.layers - len(settings.uncorrected(model)))
+    return settings.slots(model) / eligible if eligible else 0.0
 
 
 def dense_bytes(model: Model, settings: Settings) -> int:
