@@ -6,10 +6,10 @@
 
 vLLM finds plugins by the entry points of installed distributions, so a source path alone is not enough. FOLDER gets
 a link to the package, the metadata that an installer would write from runtime_ext/pyproject.toml, and in bin/ the
-commands ``python3``, ``moet`` and ``vllm``. ``env.sh`` puts FOLDER in front of PYTHONPATH and bin/ in front of PATH, and
-points every compiler's cache below CACHE_ROOT (default FOLDER/cache), where ``moet serve`` has them too: whatever is
-run after sourcing it shares what was compiled. With ``--vllm`` the patches of patch/series are applied to the vLLM that
-lies unpacked in SITE; one that is there already is left alone.
+commands ``python3``, ``moet`` and ``vllm``. ``env.sh`` puts FOLDER in front of PYTHONPATH and bin/ in front of PATH,
+and points every compiler's cache below CACHE_ROOT (default FOLDER/cache), where ``moet serve`` has them too: whatever
+is run after sourcing it shares what was compiled. With ``--vllm`` the patches of patch/series are applied to the vLLM
+that lies unpacked in SITE; one that is there already is left alone.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/serving.py --recipe FILE [--prefill N ...] [--budget SECONDS] [--out FILE]
 
-Starts ``moet serve``, waits until it is ready, and measures over HTTP with prompts of random token ids: decode of exactly
-1,024 tokens by one request and by four, prefill of uncached prompts, a repeated prompt, then SIGTERM until no process is
-left and the GPU's memory is free. Beside the client's times stand, in fields of their own, what the server's logger
-said and how /metrics grew during each phase, and what the planner predicts for this very placement.
+Starts ``moet serve``, waits until it is ready, and measures over HTTP with prompts of random token ids: decode of
+exactly 1,024 tokens by one request and by four, prefill of uncached prompts, a repeated prompt, then SIGTERM until no
+process is left and the GPU's memory is free. Beside the client's times stand, in fields of their own, what the
+server's logger said and how /metrics grew during each phase, and what the planner predicts for this very placement.
 
 Each phase has a limit, all of them together a budget, and the result file is written again after each: a run that is
 cut short leaves what it had. Where the launcher's doctor refuses a machine that serves all the same (an overlay of
@@ -19,16 +19,19 @@ On a GPU with everything compiled: some three minutes a configuration. bench/rec
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import facts
+from prefill_progress import Progress
 from serving_client import Client, decode, growth
 from serving_server import Memory, Server, gpu_memory, kv_cache, logged, moet_command
 
@@ -37,6 +40,8 @@ from moet_w2.recipe import Recipe, load
 
 PROMPT, TOKENS, TOGETHER = 512, 1024, 4
 WARM_UP, WARM_UP_TOKENS = 4096, 16
+SHORT = 8192
+"""Prompts up to this long are over before their progress says much."""
 SEED = 1
 LIMITS = {"warm_up": 120.0, "decode": 150.0, "prefill": 300.0, "repeated": 60.0}
 """Seconds that a phase of each kind may take."""
@@ -95,13 +100,17 @@ class Run:
         """One token after a prompt."""
 
         def work(limit: float) -> dict[str, Any]:
-            done = self.client.complete(prompt, 1, limit)
+            with Progress(self.client.metrics) as seen:
+                done = self.client.complete(prompt, 1, limit)
+                if len(prompt) > SHORT:
+                    time.sleep(2)  # vLLM adds the tokens once the first one is out
             seconds = done.first_token_seconds
-            return {
+            measured = {
                 "prompt_tokens": done.prompt_tokens,
                 "first_token_seconds": seconds,
                 "prompt_tokens_per_s": len(prompt) / seconds,
             }
+            return measured | ({"progress": seen.result()} if len(prompt) > SHORT else {})
 
         return work
 
@@ -142,19 +151,25 @@ def acceptance(counters: dict[str, float]) -> dict[str, float] | None:
 def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.Namespace) -> dict[str, Any]:
     """What the planner makes of this placement on this machine, with the acceptance that was measured."""
     from moet_w2.planner import predict
-    from moet_w2.planner.choose import Assumptions
-    from moet_w2.planner.machine import Machine
+    from moet_w2.planner.machine import GIB, Machine
+    from moet_w2.planner.placements import Assumptions
 
     phases = run.result["phases"]
     accepted = acceptance(phases.get(f"decode_1x{args.tokens}", {}).get("counters", {}))
     steps = accepted["tokens_per_step"] if accepted else 1.0
-    total = run.result["gpu_memory_mib"]["total"] * 2**20
-    machine = Machine(total, 1 << 40, args.hbm_gbs, args.pcie_gbs, args.sm)
+    total = (
+        recipe.device.vram_gib
+        if recipe.device and recipe.device.vram_gib
+        else run.result["gpu_memory_mib"]["total"] / 1024
+    )
+    machine = Machine(int(total * GIB), 1 << 40, args.hbm_gbs, args.pcie_gbs, args.sm)
     prompts = [int(name.removeprefix("prefill_")) for name in phases if name.startswith("prefill_")]
+    model, settings, mapped = predict.of_recipe(recipe, config)
     made = predict.predict(
-        *predict.of_recipe(recipe, config)[:1],
+        model,
         machine,
-        *predict.of_recipe(recipe, config)[1:],
+        settings,
+        mapped,
         context=PROMPT + args.tokens // 2,
         prompts=prompts,
         given=Assumptions(tokens_per_step=steps),
@@ -192,8 +207,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each decode phase")
     parser.add_argument("--start-seconds", type=float, default=420.0, help="limit of the start")
     parser.add_argument("--budget", type=float, default=540.0, help="limit of everything but the stop")
-    parser.add_argument("--hbm-gbs", type=float, default=4530.0, help="for the prediction: what reads of device memory reach")
-    parser.add_argument("--pcie-gbs", type=float, default=51.4, help="for the prediction: what reads over the link reach")
+    parser.add_argument(
+        "--hbm-gbs", type=float, default=4213.7, help="for the prediction: what reads of device memory reach"
+    )
+    parser.add_argument(
+        "--pcie-gbs", type=float, default=51.3, help="for the prediction: what reads over the link reach"
+    )
     parser.add_argument("--sm", type=int, default=9, help="for the prediction: major compute capability")
     parser.add_argument("--out", type=Path, help="write a result file")
     args = parser.parse_args()
@@ -207,7 +226,9 @@ def main() -> None:
     placed = here.audit_path or work / "audit.json"
     gpu = (here.cuda_visible_devices or "0").partition(",")[0]
     before, memory, moet = gpu_memory(gpu), Memory(gpu), moet_command()
-    server = Server(moet, args.recipe.resolve(), dict(os.environ) | {"W2_AUDIT_PATH": str(placed)}, work / "log", args.root)
+    server = Server(
+        moet, args.recipe.resolve(), dict(os.environ) | {"W2_AUDIT_PATH": str(placed)}, work / "log", args.root
+    )
     client = Client(here.host, here.port, here.served_model_name or recipe.model.served_name)
     run = Run(server, client, config["vocab_size"], args.budget, args.out)
     run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}
@@ -225,7 +246,7 @@ def main() -> None:
         run.result["error"] = f"{type(error).__name__}: {error}"[-6000:]
         print(run.result["error"], flush=True)
     finally:
-        run.result["stop"] = stop(server, gpu, before)
+        run.result["stop"] = stop(run, gpu, before)
         memory.close()
     run.result["gpu_memory_mib"] = {"before": before and before[0], "peak": memory.peak, "total": memory.total}
     if memory.total:
@@ -239,10 +260,21 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def stop(server: Server, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
-    """SIGTERM until no process is left, and until the GPU holds no more than it did."""
+def stop(run: Run, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
+    """SIGTERM in the middle of an answer, until no process is left and the GPU holds no more than it did."""
+    serving = threading.Event()
+
+    def be_served() -> None:
+        try:
+            run.client.complete(run.prompt(PROMPT), TOKENS, STOP_SECONDS, on_token=serving.set)
+        except (OSError, RuntimeError, ValueError, http.client.HTTPException):
+            serving.set()  # it is broken off, which is what this is for
+
+    if "error" not in run.result:
+        threading.Thread(target=be_served, daemon=True).start()
+        serving.wait(STOP_SECONDS)
     began = time.perf_counter()
-    gone = server.stop(STOP_SECONDS)
+    gone = run.server.stop(STOP_SECONDS)
     freed = None
     while before is not None and time.perf_counter() - began < STOP_SECONDS:
         now = gpu_memory(gpu)
@@ -250,7 +282,12 @@ def stop(server: Server, gpu: str, before: tuple[int, int] | None) -> dict[str, 
             freed = time.perf_counter() - began
             break
         time.sleep(0.1)
-    return {"processes_gone_seconds": gone, "gpu_memory_free_seconds": freed, "status": server.process.returncode}
+    return {
+        "while_serving": serving.is_set(),
+        "processes_gone_seconds": gone,
+        "gpu_memory_free_seconds": freed,
+        "status": run.server.process.returncode,
+    }
 
 
 if __name__ == "__main__":

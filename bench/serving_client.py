@@ -7,6 +7,7 @@ import json
 import re
 import time
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,21 +49,23 @@ class Client:
     def __init__(self, host: str, port: int, model: str) -> None:
         self.host, self.port, self.model = host, port, model
 
-    def complete(self, prompt: list[int], tokens: int, timeout: float, **sampling: Any) -> Completion:
+    def complete(
+        self, prompt: list[int], tokens: int, timeout: float, on_token: Callable[[], object] | None = None
+    ) -> Completion:
         """Exactly ``tokens`` tokens after a prompt of token ids.
 
         Args:
             prompt: token ids.
             tokens: tokens to generate; end-of-sequence does not end it.
             timeout: seconds that the whole completion may take.
-            sampling: more fields of the request; greedy by default.
+            on_token: called whenever tokens have come.
 
         Raises:
             RuntimeError: the server refused, broke off, or gave another number of tokens.
             TimeoutError: it was too slow.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True} | sampling
+        body |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         sent = json.dumps(body)
         made = Completion(time.perf_counter())
@@ -72,7 +75,8 @@ class Client:
             if answer.status != 200:
                 raise RuntimeError(f"status {answer.status}: {answer.read(2000)!r}")
             for line in answer:
-                _take(made, line)
+                if _take(made, line) and on_token is not None:
+                    on_token()
                 if time.perf_counter() - made.started > timeout:
                     raise TimeoutError(f"{len(made.tokens)} of {tokens} tokens after {timeout:.0f} s")
         finally:
@@ -146,11 +150,11 @@ def _so_far(done: Completion, moment: float) -> int:
     return max((count for time_, count in done.arrivals if time_ <= moment), default=0)
 
 
-def _take(made: Completion, line: bytes) -> None:
-    """One line of the event stream."""
-    text = line.decode().strip()
+def _take(made: Completion, line: bytes) -> bool:
+    """One line of the event stream; whether it brought tokens."""
+    text, had = line.decode().strip(), len(made.tokens)
     if not text.startswith("data: ") or text == "data: [DONE]":
-        return
+        return False
     event = json.loads(text.removeprefix("data: "))
     if "error" in event:
         raise RuntimeError(f"the server broke off: {event['error']}")
@@ -160,3 +164,4 @@ def _take(made: Completion, line: bytes) -> None:
         if choice.get("token_ids"):
             made.tokens += choice["token_ids"]
             made.arrivals.append((time.perf_counter(), len(made.tokens)))
+    return len(made.tokens) > had

@@ -17,6 +17,7 @@ from typing import Any
 _THROUGHPUT = re.compile(r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s")
 _KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _KV_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
+_PREFILL = re.compile(r"(prefill: .*)$", re.MULTILINE)
 _ACCEPTANCE = re.compile(r"Mean acceptance length: ([\d.]+)")
 
 
@@ -78,7 +79,9 @@ class Server:
             self.process.poll()  # reaps it
             if time.perf_counter() - began > seconds:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+                while members(self.process.pid):
+                    self.process.poll()
+                    time.sleep(0.02)
                 return None
             time.sleep(0.02)
         self.process.wait()
@@ -164,6 +167,7 @@ def logged(text: str) -> dict[str, Any]:
     return {
         "prompt_tokens_per_s": [prompt for prompt, _ in rates],
         "generation_tokens_per_s": [generation for _, generation in rates],
+        "prefill": _PREFILL.findall(text)[-40:],
         "mean_acceptance_length": [float(value) for value in _ACCEPTANCE.findall(text)],
     }
 

@@ -1,0 +1,255 @@
+"""The client and the server of bench/serving.py against a server that does as it is told."""
+
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import serving
+import serving_client
+import serving_server
+from serving_client import Client, Completion
+
+METRICS = """# HELP vllm:prompt_tokens_total of prompts
+vllm:prompt_tokens_total{engine="0",model_name="m"} %d
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 5.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 3.0
+vllm:prompt_tokens_created{engine="0"} 1.7e+09
+moet_kv_cache_tokens{rank="0"} 100
+python_info{version="3"} 1.0
+"""
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Streams what it is asked for, two tokens a piece; the server's ``says`` changes that."""
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        body = (METRICS % self.server.asked).encode()
+        self.send_response(200 if self.path in ("/metrics", "/health") else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert wanted["temperature"] == 0 and wanted["ignore_eos"] and wanted["return_token_ids"]
+        says = self.server.says
+        self.send_response(says.get("status", 200))
+        self.end_headers()
+        count = wanted["max_tokens"] - says.get("short", 0)
+        for first in range(0, count, 2):
+            piece = list(range(first, min(first + 2, count)))
+            self._event({"choices": [{"token_ids": piece}]})
+            time.sleep(says.get("pause", 0))
+        if "error" in says:
+            self._event({"error": says["error"]})
+        self._event({"choices": [], "usage": {"prompt_tokens": len(wanted["prompt"])}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, event: dict) -> None:
+        try:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        except OSError:
+            pass  # the client has left
+
+    def log_message(self, *args: object) -> None:
+        return None
+
+
+@pytest.fixture
+def fake():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    server.says, server.asked = {}, 0
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture
+def client(fake) -> Client:
+    return Client("127.0.0.1", fake.server_address[1], "m")
+
+
+def test_a_completion_is_counted_and_timed(client) -> None:
+    seen = []
+    done = client.complete([1, 2, 3], 5, 10, on_token=lambda: seen.append(1))
+    assert done.tokens == [0, 1, 2, 3, 4] and done.prompt_tokens == 3
+    assert [count for _, count in done.arrivals] == [2, 4, 5] and len(seen) == 3
+    assert 0 < done.first_token_seconds <= done.seconds
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "named"),
+    [
+        ({"short": 1}, RuntimeError, "4 tokens came instead of 5"),
+        ({"status": 400}, RuntimeError, "status 400"),
+        ({"error": "died"}, RuntimeError, "broke off: died"),
+        ({"pause": 0.15}, TimeoutError, "of 5 tokens after 0 s"),
+    ],
+)
+def test_what_a_server_does_wrong_is_an_error(fake, client, says, error, named) -> None:
+    fake.says = says
+    with pytest.raises(error, match=named):
+        client.complete([1], 5, 0.2 if "pause" in says else 10)
+
+
+def test_counters_by_the_labels_that_tell_them_apart(client) -> None:
+    before = client.metrics()
+    assert before == {
+        "vllm:prompt_tokens_total": 1.0,
+        'vllm:prompt_tokens_by_source_total{source="local_compute"}': 5.0,
+        "moet_kv_cache_tokens": 100.0,
+    }
+    assert serving_client.growth(before, client.metrics()) == {"vllm:prompt_tokens_total": 1.0}
+
+
+def test_a_rate_counts_what_came_while_all_were_decoding() -> None:
+    early = Completion(0.0, list(range(10)), [(1.0, 2), (2.0, 4), (4.0, 10)], 7)
+    late = Completion(0.0, list(range(5)), [(2.0, 1), (4.0, 5)], 7)
+    found = serving_client.decode([early, late])
+    assert found["decode_tokens_per_s"] == (10 - 4 + 5 - 1) / 2.0
+    assert found["tokens_per_s"] == 15 / 4.0 and found["tokens"] == [10, 5]
+
+
+def test_what_the_logger_said_is_read() -> None:
+    text = (
+        "INFO Available KV cache memory: 7.25 GiB\nINFO GPU KV cache size: 378,490 tokens\n"
+        "INFO Engine 000: Avg prompt throughput: 51.2 tokens/s, Avg generation throughput: 99.9 tokens/s, Running: 1\n"
+        "INFO [progress.py:1] prefill: 2,048 of 4,096 tokens\n"
+        "INFO SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 1 tokens/s\n"
+    )
+    assert serving_server.kv_cache(text) == {"tokens": 378490, "memory_gib": 7.25}
+    assert serving_server.logged(text) == {
+        "prompt_tokens_per_s": [51.2],
+        "generation_tokens_per_s": [99.9],
+        "prefill": ["prefill: 2,048 of 4,096 tokens"],
+        "mean_acceptance_length": [2.5],
+    }
+    assert serving_server.kv_cache("nothing") == {"tokens": None, "memory_gib": None}
+
+
+LAUNCHER = """
+import json, os, subprocess, sys, time
+arguments = sys.argv[1:]
+if "--dry-run" in arguments:
+    served = ["{python}", "{file}", "serving", os.environ.get("HOW", "")]
+    print(json.dumps({{"argv": served, "env": {{"FROM_RECIPE": "1"}}}}))
+    sys.exit()
+if arguments[0] != "serving" and os.environ.get("REFUSE"):
+    print("moet: error: Python: another; install it")
+    sys.exit(2)
+if os.environ.get("HOW") == "die":
+    print("engine core died")
+    sys.exit(1)
+child = subprocess.Popen(["{python}", "-c", "import time; time.sleep(60)"])
+open(os.environ["READY"], "w").write(os.environ.get("FROM_RECIPE", "launched"))
+if os.environ.get("HOW") == "orphan":
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+else:
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), child.wait(), sys.exit(0)))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path):
+    """A function that starts the fake launcher, and the file that says that it serves."""
+    file, ready = tmp_path / "launcher.py", tmp_path / "ready"
+    file.write_text(LAUNCHER.format(python=sys.executable, file=file))
+    started = []
+
+    def start(**environ: str) -> tuple[serving_server.Server, Path]:
+        given = dict(os.environ) | {"READY": str(ready)} | environ
+        moet = [sys.executable, str(file)]
+        server = serving_server.Server(moet, tmp_path / "recipe.yaml", given, tmp_path / "log", tmp_path)
+        started.append(server)
+        return server, ready
+
+    yield start
+    for server in started:
+        server.stop(0)
+
+
+def test_a_server_is_stopped_with_all_its_processes(launch) -> None:
+    server, ready = launch()
+    assert server.wait_until_ready(ready.is_file, 20) > 0 and server.direct is None
+    assert len(serving_server.members(server.process.pid)) == 2
+    seconds = server.stop(20)
+    assert seconds is not None and seconds < 10
+    assert serving_server.members(server.process.pid) == [] and server.process.returncode == 0
+
+
+def test_processes_that_stay_are_killed_and_said_to_have_stayed(launch) -> None:
+    server, ready = launch(HOW="orphan")
+    server.wait_until_ready(ready.is_file, 20)
+    assert server.stop(1.0) is None
+    assert serving_server.members(server.process.pid) == []
+
+
+def test_where_the_launcher_refuses_its_command_runs_without_it(launch) -> None:
+    server, ready = launch(REFUSE="1")
+    server.wait_until_ready(ready.is_file, 20)
+    assert "Python: another" in server.direct and ready.read_text() == "1"
+
+
+def test_a_server_that_ends_or_hangs_is_an_error(launch) -> None:
+    server, ready = launch(HOW="die")
+    with pytest.raises(RuntimeError, match="ended with status 1: engine core died"):
+        server.wait_until_ready(ready.is_file, 20)
+    server, _ = launch()
+    with pytest.raises(TimeoutError, match="not ready after 0 s"):
+        server.wait_until_ready(lambda: False, 0.3)
+
+
+class Server:
+    """What a run asks of its server."""
+
+    def text(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def run(client, tmp_path: Path) -> serving.Run:
+    return serving.Run(Server(), client, 100, 60.0, tmp_path / "out.json")
+
+
+def test_each_phase_is_kept_as_it_ends(run) -> None:
+    run.phase("decode", 10, run.decode(2, 6))
+    kept = json.loads(run.out.read_text())["phases"]["decode"]
+    assert kept["tokens"] == [6, 6] and kept["prompt_tokens"] == [serving.PROMPT] * 2
+    assert kept["counters"]["vllm:prompt_tokens_total"] > 0 and kept["logger"]["generation_tokens_per_s"] == []
+
+
+def test_a_phase_that_fails_leaves_its_reason_and_the_next_one_runs(run, fake) -> None:
+    fake.says = {"short": 1}
+    run.phase("prefill", 10, run.prefill([1, 2]))
+    fake.says = {}
+    run.phase("again", 10, run.prefill([1, 2]))
+    phases = json.loads(run.out.read_text())["phases"]
+    assert "0 tokens came instead of 1" in phases["prefill"]["error"]
+    assert phases["again"]["prompt_tokens"] == 2
+
+
+def test_a_phase_for_which_no_time_is_left_is_skipped(run) -> None:
+    run.deadline = time.perf_counter() + 1
+    run.phase("prefill", 10, lambda limit: pytest.fail("ran"))
+    assert json.loads(run.out.read_text())["phases"]["prefill"] == {"skipped": "no time was left"}
+
+
+def test_prompts_differ_so_that_no_prefix_is_cached(run) -> None:
+    assert run.prompt(64) != run.prompt(64)
+
+
+def test_acceptance_from_the_counters() -> None:
+    counters = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:spec_decode_num_accepted_tokens_total": 15.0}
+    assert serving.acceptance(counters) == {"drafts": 10.0, "accepted_tokens": 15.0, "tokens_per_step": 2.5}
+    assert serving.acceptance({}) is None
