@@ -230,9 +230,12 @@ def test_speculation_graphs_and_backends_are_named(monkeypatch) -> None:
     def backend(name: str):
         return SimpleNamespace(backend=SimpleNamespace(get_name=lambda: name))
 
+    class Nameless:
+        pass
+
     runner = SimpleNamespace(
         cudagraph_manager=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE),
-        attn_groups=[[backend("B"), backend("A")], [backend("B")]],
+        attn_groups=[[backend("B"), backend("A")], [backend("B"), SimpleNamespace(backend=Nameless)]],
         speculator=SimpleNamespace(attn_groups=[[backend("DRAFT")]]),
     )
     speculative = SimpleNamespace(method="dspark", num_speculative_tokens=4)
@@ -240,7 +243,7 @@ def test_speculation_graphs_and_backends_are_named(monkeypatch) -> None:
     found = serving.describe(worker, config, None, CPU, 16)
     assert found["speculative"] == {"method": "dspark", "tokens": 4}
     assert found["graph_mode"] == "FULL_AND_PIECEWISE"
-    assert found["attention_backends"] == ["A", "B", "DRAFT"]
+    assert found["attention_backends"] == ["A", "B", "DRAFT", "Nameless"]
     assert found["expert_kernels"] == "torch reference" and found["profile"] is None
     bare = serving.describe(SimpleNamespace(model_runner=SimpleNamespace()), engine(), "x", CPU, 16)
     assert (bare["graph_mode"], bare["speculative"], bare["attention_backends"]) == ("NONE", None, [])

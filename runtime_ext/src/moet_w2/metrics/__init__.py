@@ -1,8 +1,9 @@
 """moet_* metrics on vLLM's own /metrics, and the audit of a start.
 
     worker's steps        steps.py        counts what a step is handed: a few integers, no lock, no I/O
-    worker's reporter     reporter.py     a thread: every second one small file, and a line during a long prefill
-    folder.py             rank-N.json     written under another name, renamed: a reader sees all of it or nothing
+    worker's reporter     reporter.py     a thread: every second one small file (facts.py gathers what is in it),
+                          prefill_log.py  and a line during a long prefill
+    a folder              rank-N.json     written under another name, renamed: a reader sees all of it or nothing
     API process           collector.py    a scrape reads the files; table.py says which metrics there are
 
 The worker is another process than the API server, whose registry alone ``/metrics`` shows. attach.py hooks all of it

@@ -64,7 +64,7 @@ class Facts:
         return Snapshot(self.rank, self.size, os.getpid(), self._ticks, now, self._info, values)
 
     def _counts(self) -> dict[str, Value]:
-        steps = self.steps
+        steps, prompts = self.steps, self.steps.open
         counts: dict[str, Value] = {
             "moet_steps_total": steps.steps,
             "moet_last_step_timestamp_seconds": steps.last_unix,
@@ -76,8 +76,8 @@ class Facts:
                 "moet_prefill_computed_tokens_total": steps.computed,
                 "moet_prefill_cached_tokens_total": steps.cached,
                 "moet_prefill_recomputed_tokens_total": steps.recomputed,
-                "moet_prefill_requests": steps.open.requests,
-                "moet_prefill_remaining_tokens": steps.open.left,
+                "moet_prefill_requests": prompts.requests,
+                "moet_prefill_remaining_tokens": prompts.left,
             }
         return counts
 

@@ -86,4 +86,11 @@ def _graph_mode(worker: Any, vllm_config: VllmConfig) -> str:
 def _attention_backends(worker: Any) -> list[str]:
     runner = worker.model_runner
     groups = [*getattr(runner, "attn_groups", []), *getattr(getattr(runner, "speculator", None), "attn_groups", [])]
-    return sorted({group.backend.get_name() for part in groups for group in part})
+    return sorted({_name(group.backend) for part in groups for group in part})
+
+
+def _name(backend: Any) -> str:
+    try:
+        return backend.get_name()
+    except (AttributeError, NotImplementedError):  # a name that is missing must not end a start
+        return backend.__name__
