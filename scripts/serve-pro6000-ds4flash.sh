@@ -2,7 +2,7 @@
 # Serves DeepSeek-V4-Flash-0731 on one 96 GB card, in the foreground, until Ctrl-C or SIGTERM:
 #   MODEL_PATH=/path/to/DeepSeek-V4-Flash-0731 scripts/serve-pro6000-ds4flash.sh [--profile 512k|300k] [OPTION...]
 # Profiles are bench/recipes/pro6000-*.yaml: 512k (default) takes up to 524,288 tokens, 300k is faster.
-# Options go to `moet serve`: --dry-run prints the command and starts nothing, --api-key-file FILE protects /v1,
+# Options go to `moet serve`: --dry-run prints the command and starts nothing, --api-key-file FILE asks clients for a key,
 # --stock serves vLLM's own experts. Variables: MODEL_PATH, SERVED_MODEL_NAME, HOST (default 127.0.0.1), PORT,
 # CUDA_VISIBLE_DEVICES, CACHE_ROOT and the others that `--help` lists; MOET_ENV (default .native/venv-cuda).
 # The first start fills the caches below CACHE_ROOT (~/.cache/moet); `moet doctor` says what room they need.

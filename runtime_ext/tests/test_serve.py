@@ -171,6 +171,7 @@ def test_key_reaches_the_server_and_no_output(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_API_KEY", "secret-word")
     result = launch("--print", "json")
     assert result.started[0][2]["VLLM_API_KEY"] == "secret-word"
+    assert "--middleware moet_w2.api_guard.Guard" in " ".join(result.started[0][1])
     assert "secret-word" not in result.out + result.err + served.note(tmp_path).read_text()
 
 
@@ -181,6 +182,7 @@ def test_key_of_a_file_reaches_the_server_and_no_output(launch, tmp_path):
     result = launch("--print", "json", "--api-key-file", str(file))
     program, argv, env = result.started[0]
     assert env["VLLM_API_KEY"] == "secret-word"
+    assert "--middleware moet_w2.api_guard.Guard" in " ".join(argv)
     assert "secret-word" not in result.out + result.err + served.note(tmp_path).read_text() + " ".join(argv)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_support import REPOSITORY, clean_environment
 
-from moet_w2 import command, recipe
+from moet_w2 import api_key, command, recipe
 
 PARSE = """
 import dataclasses, json, sys
@@ -49,6 +49,7 @@ print(json.dumps(answers, default=str))
 """
 FOLDER = REPOSITORY / "bench" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))
+GUARDED = "with a key"
 NO_SUCH = "an option that vLLM lacks"
 
 BOTH: dict[str, Any] = {
@@ -120,6 +121,8 @@ def rendered(path: Path) -> command.Command:
 def parsed() -> dict[str, Any]:
     """What vLLM's own parser reads from each recipe's command; one process, as its import takes seconds."""
     commands = {path.stem: rendered(path).argv[2:] for path in RECIPES}
+    guarded = command.Overrides(has_api_key=True)
+    commands[GUARDED] = command.render(recipe.load(FOLDER / "demo-cpu.yaml"), guarded).argv[2:]
     commands[NO_SUCH] = (*commands["demo-cpu"], "--max-model-length-of-nothing", "1")
     asked = json.dumps([(defaults, asked) for defaults, asked, _ in PROMPTS])
     words = [sys.executable, "-c", PARSE, json.dumps(commands), str(REPOSITORY / "demo" / "checkpoint"), asked]
@@ -145,6 +148,10 @@ def test_recipe_is_read_as_meant(parsed, path):
 
 def test_an_option_that_vllm_lacks_is_found(parsed):
     assert parsed[NO_SUCH] == {"exit": 2}
+
+
+def test_a_key_brings_the_middleware_that_asks_for_it(parsed):
+    assert (parsed["demo-cpu"]["middleware"], parsed[GUARDED]["middleware"]) == ([], [api_key.GUARD])
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -9,6 +9,8 @@ from .errors import ConfigError
 
 VARIABLE = "VLLM_API_KEY"
 """Where vLLM reads it."""
+GUARD = "moet_w2.api_guard.Guard"
+"""Middleware that asks for it where vLLM does not."""
 
 
 def environment(path: Path | None, environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cache_root
+from . import api_key, cache_root
 from .config import LOAD_FORMAT, SYNTHETIC_FORMAT
 from .errors import RecipeError
 from .overrides import Overrides
@@ -98,6 +98,8 @@ def render(recipe: Recipe, overrides: Overrides, stock: bool = False, program: s
     audit_path = None if stock else audit.absolute()
     argv = [program, "serve", str(model_path), "--served-model-name", model]
     argv += ["--host", overrides.host, "--port", str(overrides.port)]
+    if overrides.has_api_key:
+        argv += ["--middleware", api_key.GUARD]
     if not stock:
         argv += ["--quantization", "moet_w2"]
     folders = {} if stock else cache_root.folders(recipe, overrides)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import envs
+from . import api_key, envs
 from .errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -36,6 +36,7 @@ class Overrides:
     cache_root: Path | None = None
     store_dir: Path | None = None
     planes_cache_dir: Path | None = None
+    has_api_key: bool = False
     default_cache_root: Path = field(default_factory=lambda: _default_cache_root({}))
 
     @property
@@ -76,6 +77,7 @@ def read(environ: Mapping[str, str]) -> Overrides:
         cache_root=path("CACHE_ROOT"),
         store_dir=path("MOET_STORE_DIR", settings.store_dir),
         planes_cache_dir=path("MOET_PLANES_CACHE_DIR", settings.planes_cache),
+        has_api_key=bool(environ.get(api_key.VARIABLE)),
         default_cache_root=_default_cache_root(environ),
     )
 

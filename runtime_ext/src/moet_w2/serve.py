@@ -34,7 +34,7 @@ OVERRIDES_HELP = """environment variables that override the recipe:
   MOET_PLANES_CACHE_DIR, MOET_STORE_DIR
                       folders of ready planes and of the correction pack: the first start fills them, later ones
                       read them (adds --load-format moet; not with --stock)
-  VLLM_API_KEY        key that clients must send to /v1; never printed. /health and /metrics stay open
+  VLLM_API_KEY        key that clients must send; never printed. /health, /ping and /metrics stay open
 layers, geometry and limits belong to the recipe and have no variable
 
 exit status: 0 after --dry-run, 2 where something is wrong; otherwise that of the server"""
@@ -61,11 +61,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         recipe = load(args.recipe, args.root)
         program = Path(sys.executable).with_name("vllm")
-        here = overrides.read(os.environ)
+        inherited = {**os.environ, **api_key.environment(args.api_key_file, os.environ)}
+        here = overrides.read(inherited)
         rendered = command.render(recipe, here, stock=args.stock, program=str(program))
-        inherited = dict(os.environ)
         if not args.dry_run:
-            inherited |= api_key.environment(args.api_key_file, os.environ)
             if not fit(recipe, rendered, inherited):
                 return EXIT_BAD_INPUT
             prepare(rendered)
