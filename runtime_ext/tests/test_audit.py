@@ -51,7 +51,7 @@ RECIPE = SimpleNamespace(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def layers():
     host = HostAllocation("layer 1", TINY.nbytes, Locality(0, (0,), "the only node"))
     yield device_layer(TINY, key=0), W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host)
@@ -69,6 +69,18 @@ def written(tmp_path: Path, layers) -> Path:
     assert audit.load(record.path)["state"] == "loaded"
     record.started(SERVING)
     return record.path
+
+
+@pytest.fixture(scope="module")
+def document(layers) -> dict:
+    """An audit that holds; tests change copies."""
+    record = Audit(None, plan(W2Config(True, (1,), (0,)), 2), DEVICE)
+    for layer in layers:
+        record.created(layer, 0)
+    for layer in layers:
+        record.loaded(layer, 0)
+    record.started(SERVING)
+    return record.document()
 
 
 def test_a_finished_audit_keeps_its_schema_and_its_recipe(written: Path) -> None:
@@ -146,46 +158,45 @@ def drift(document: dict, path: str, value: object) -> dict:
         ("layers.1.host.pages_by_node", {"0": 1, "1": 1}, "layer 1: pages on several nodes"),
     ],
 )
-def test_every_drift_is_found(written: Path, path: str, value: object, named: str) -> None:
-    document = audit.load(written)
+def test_every_drift_is_found(document: dict, path: str, value: object, named: str) -> None:
     if path.endswith("pages_by_node"):
         document = drift(document, "layers.1.host.pages_note", "")
     problems = "\n".join(audit.check(drift(document, path, value), RECIPE))
     assert re.search(named, problems), problems
 
 
-def test_a_pool_of_another_size_is_found(written: Path) -> None:
+def test_a_pool_of_another_size_is_found(document: dict) -> None:
     recipe = copy.deepcopy(RECIPE)
     recipe.w2.correction.gb = 35 / 2**30
-    assert audit.check(drift(audit.load(written), "correction", POOL), recipe) == []
-    smaller = drift(audit.load(written), "correction", POOL | {"slots": 2, "bytes": 20})
+    assert audit.check(drift(document, "correction", POOL), recipe) == []
+    smaller = drift(document, "correction", POOL | {"slots": 2, "bytes": 20})
     assert audit.check(smaller, recipe) == ["audit: correction bytes is 20, the recipe expects 30"]
-    assert audit.check(audit.load(written), recipe)  # none at all
-    other = drift(audit.load(written), "correction", POOL | {"policy": "lru", "prefill": False})
+    assert audit.check(document, recipe)  # none at all
+    other = drift(document, "correction", POOL | {"policy": "lru", "prefill": False})
     assert audit.check(other, recipe) == [
         "audit: correction policy is lru, the recipe expects freq",
         "audit: FP4 in prefill is False, the recipe expects True",
     ]
 
 
-def test_a_pool_that_takes_what_is_left_only_has_to_be_there(written: Path) -> None:
+def test_a_pool_that_takes_what_is_left_only_has_to_be_there(document: dict) -> None:
     recipe = copy.deepcopy(RECIPE)
     recipe.w2.correction.gb = "auto"
-    assert audit.check(drift(audit.load(written), "correction", POOL), recipe) == []
-    problems = audit.check(audit.load(written), recipe)
+    assert audit.check(drift(document, "correction", POOL), recipe) == []
+    problems = audit.check(document, recipe)
     assert problems == ["audit: correction bytes is 0, the recipe expects more than none"]
 
 
-def test_a_missing_layer_is_found(written: Path) -> None:
-    document = audit.load(written)
+def test_a_missing_layer_is_found(document: dict) -> None:
+    document = copy.deepcopy(document)
     document["layers"].pop(0)
     assert any("W2 layers is 1" in line for line in audit.check(document, RECIPE))
 
 
-def test_a_recipe_that_is_synthetic_wants_weights_that_are_made_up(written: Path) -> None:
+def test_a_recipe_that_is_synthetic_wants_weights_that_are_made_up(document: dict) -> None:
     recipe = copy.deepcopy(RECIPE)
     recipe.model.synthetic = True
-    problems = audit.check(audit.load(written), recipe)
+    problems = audit.check(document, recipe)
     assert problems[0] == "audit: layer 0: its weights are of a checkpoint, the recipe is synthetic"
 
 
@@ -202,15 +213,15 @@ def test_a_recipe_that_is_synthetic_wants_weights_that_are_made_up(written: Path
         ("serving.prefix_caching", False, "enable-prefix-caching is False"),
     ],
 )
-def test_an_engine_that_is_not_the_recipes_is_found(written: Path, path: str, value: object, named: str) -> None:
-    problems = audit.check(drift(audit.load(written), path, value), RECIPE)
+def test_an_engine_that_is_not_the_recipes_is_found(document: dict, path: str, value: object, named: str) -> None:
+    problems = audit.check(drift(document, path, value), RECIPE)
     assert any(re.search(named, problem) for problem in problems), problems
 
 
-def test_what_a_recipe_leaves_open_is_not_judged(written: Path) -> None:
+def test_what_a_recipe_leaves_open_is_not_judged(document: dict) -> None:
     recipe = copy.deepcopy(RECIPE)
     recipe.engine = {"speculative-config": ENGINE["speculative-config"]}
-    document = drift(audit.load(written), "serving.graph_mode", "NONE")
+    document = drift(document, "serving.graph_mode", "NONE")
     assert audit.check(drift(document, "serving.profile", None), recipe) == []
     recipe.engine["enforce-eager"] = True
     assert audit.check(document, recipe) == []
@@ -328,8 +339,8 @@ def test_a_reader_never_sees_half_an_audit(written: Path, monkeypatch) -> None:
     assert written.read_bytes() == before
 
 
-def test_summary_names_what_a_person_asks_for(written: Path) -> None:
-    text = audit.summary(audit.load(written))
+def test_summary_names_what_a_person_asks_for(document: dict) -> None:
+    text = audit.summary(document)
     for line in (
         "state            ready",
         "profile          mine",
@@ -347,18 +358,17 @@ def test_summary_names_what_a_person_asks_for(written: Path) -> None:
         assert line in text.splitlines(), text
 
 
-def test_summary_names_the_unvalidated_kernels(written: Path) -> None:
-    text = audit.summary(drift(audit.load(written), "device.block_scaled", True))
+def test_summary_names_the_unvalidated_kernels(document: dict) -> None:
+    text = audit.summary(drift(document, "device.block_scaled", True))
     assert "kernels          experts: cubins sm_90a, block-scaled up to 8 tokens; attention: SPARSE" in text
 
 
-def test_summary_of_an_audit_before_the_engine_serves(written: Path) -> None:
-    document = drift(audit.load(written), "serving", None)
-    text = audit.summary(document | {"correction": POOL, "state": "loaded"})
+def test_summary_of_an_audit_before_the_engine_serves(document: dict) -> None:
+    text = audit.summary(drift(document, "serving", None) | {"correction": POOL, "state": "loaded"})
     assert "correction       3 slots, 30 bytes, policy freq, excluded layers 0" in text
     assert "admission" not in text and "state            loaded" in text
 
 
-def test_summary_of_a_refused_start_says_why(written: Path) -> None:
-    document = drift(audit.load(written), "serving.problems", ["audit: too few"])
-    assert "problem          audit: too few" in audit.summary(document)
+def test_summary_of_a_refused_start_says_why(document: dict) -> None:
+    refused = drift(document, "serving.problems", ["audit: too few"])
+    assert "problem          audit: too few" in audit.summary(refused)
