@@ -103,11 +103,10 @@ class Server:
         ask += ["--dry-run", "--print", "json"]
         done = subprocess.run(ask, env=self.environ, cwd=self.root, capture_output=True, text=True, check=True)
         document = json.loads(done.stdout)
-        for name in ("W2_AUDIT_PATH", "VLLM_MOE_W2_STORE_DIR"):
-            place = self.environ.get(name) or document["env"].get(name)
-            if place:
-                Path(place).parent.mkdir(parents=True, exist_ok=True)
-        self._start(document["argv"], self.environ | document["env"])
+        if document["audit_path"]:  # what the launcher would have prepared
+            Path(document["audit_path"]).parent.mkdir(parents=True, exist_ok=True)
+            Path(document["audit_path"]).unlink(missing_ok=True)
+        self._start(document["argv"], self.environ | document["environment"])
 
 
 class Memory:

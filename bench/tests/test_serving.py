@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -140,7 +141,8 @@ import json, os, subprocess, sys, time
 arguments = sys.argv[1:]
 if "--dry-run" in arguments:
     served = ["{python}", "{file}", "serving", os.environ.get("HOW", "")]
-    print(json.dumps({{"argv": served, "env": {{"FROM_RECIPE": "1"}}}}))
+    document = {{"argv": served, "environment": {{"FROM_RECIPE": "1"}}, "audit_path": os.environ["READY"] + ".d/audit"}}
+    print(json.dumps(document))
     sys.exit()
 if arguments[0] != "serving" and os.environ.get("REFUSE"):
     print("moet: error: Python: another; install it")
@@ -199,6 +201,16 @@ def test_where_the_launcher_refuses_its_command_runs_without_it(launch) -> None:
     server, ready = launch(REFUSE="1")
     server.wait_until_ready(ready.is_file, 20)
     assert "Python: another" in server.direct and ready.read_text() == "1"
+    assert ready.with_name("ready.d").is_dir()
+
+
+def test_the_launcher_renders_what_a_direct_start_reads() -> None:
+    """The fake above says what the real one says."""
+    recipe = serving.facts.ROOT / "bench" / "recipes" / "h200-300k.yaml"
+    ask = [sys.executable, "-m", "moet_w2.cli", "serve", "--recipe", str(recipe), "--dry-run", "--print", "json"]
+    document = json.loads(subprocess.run(ask, capture_output=True, text=True, check=True).stdout)
+    assert document["argv"][1] == "serve" and "moet_synthetic" in document["argv"]
+    assert document["environment"]["VLLM_MOE_W2_MAPPED_LAYERS"] == "43,44,45" and document["audit_path"]
 
 
 def test_a_server_that_ends_or_hangs_is_an_error(launch) -> None:
