@@ -23,6 +23,8 @@ SHOWN = {
     "warps_active_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
 """Name in a record -> Nsight Compute's metric. One that this version of ``ncu`` does not collect is None."""
+_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "usecond": 1.0, "nsecond": 1e-3, "ms": 1e3, "msecond": 1e3}
+"""Nsight Compute's units of time, which differ from version to version."""
 _STALL = "smsp__average_warps_issue_stalled_"
 _STALL_END = "_per_issue_active.ratio"
 
@@ -64,16 +66,18 @@ def records(text: str, tokens: tuple[int, ...]) -> list[dict[str, Any]]:
         SystemExit: the rows are not two GEMMs for each token count.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
-    rows = list(csv.DictReader(lines))[1:]
+    units, *rows = csv.DictReader(lines)
     if len(rows) != 2 * len(tokens):
         raise SystemExit(f"ncu saw {len(rows)} GEMMs, expected two for each of {len(tokens)} token counts")
-    return [_record(row, tokens[number // 2]) for number, row in enumerate(rows)]
+    return [_record(row, units, tokens[number // 2]) for number, row in enumerate(rows)]
 
 
-def _record(row: dict[str, str], tokens: int) -> dict[str, Any]:
+def _record(row: dict[str, str], units: dict[str, str], tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": tokens, "kernel": row["Kernel Name"].partition("(")[0]}
     for name, metric in SHOWN.items():
         found[name] = _number(row.get(metric, ""))
+    if found["microseconds"] is not None:
+        found["microseconds"] *= _MICROSECONDS[units[SHOWN["microseconds"]]]
     stalls = {
         metric.removeprefix(_STALL).removesuffix(_STALL_END): value
         for metric, text in row.items()

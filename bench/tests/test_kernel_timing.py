@@ -197,7 +197,7 @@ def test_quick_reports_every_build(
         (name, tokens) for tokens in (1, 5) for name in builds
     ]
     assert result["failed"] == len(result["failures"]["wrong"]) == 2 and not result["failures"]["committed"]
-    assert "wrong: 1 cases, 1 failures" in capsys.readouterr().out
+    assert "wrong: 1 cases, 2 failures" in capsys.readouterr().out
 
 
 def test_ratios_take_the_fastest_backend_that_ran() -> None:
@@ -283,15 +283,15 @@ def test_the_choice_of_bfloat16_stands_on_its_result() -> None:
 COUNTERS = """==PROF== Connected
 "ID","Kernel Name","gpu__time_duration.sum","smsp__average_warps_issue_stalled_wait_per_issue_active.ratio",\
 "smsp__average_warps_issue_stalled_math_per_issue_active.ratio","sm__pipe_x.avg.pct_of_peak_sustained_active"
-"","","us","inst","inst","%"
-"0","moet_decode13_n8(GemmParams)","1,018.5","1.5","2.5","40"
-"1","moet_decode2_n8(GemmParams)","8.0","0","n/a","50"
+"","","ns","inst","inst","%"
+"0","moet_decode13_n8(GemmParams)","18,500","1.5","2.5","40"
+"1","moet_decode2_n8(GemmParams)","8000","0","n/a","50"
 """.replace("\\\n", "")
 
 
 def test_counters_are_read_and_sorted() -> None:
     first, second = counters.records(COUNTERS, (1,))
-    assert first["kernel"] == "moet_decode13_n8" and first["tokens"] == 1 and first["microseconds"] == 1018.5
+    assert first["kernel"] == "moet_decode13_n8" and first["tokens"] == 1 and first["microseconds"] == 18.5
     assert list(first["stalls"].items()) == [("math", 2.5), ("wait", 1.5)] and second["stalls"] == {}
     assert first["memory_percent"] is None and first["other"] == {"sm__pipe_x.avg.pct_of_peak_sustained_active": 40.0}
 
