@@ -200,6 +200,9 @@ def test_a_worker_that_is_killed_ends_the_server(server):
     os.kill(worker, signal.SIGKILL)
     assert server.process.wait(timeout=60) == 1  # a service manager restarts what fails
     assert re.search(r"ERROR .*Worker proc .* died unexpectedly", server.log)
+    # What comes after is of the interpreter's end: leaks that libraries count.
+    logged = [line for line in server.log.splitlines() if line.startswith("(APIServer")]
+    assert logged[-1].endswith("[shutdown] API server: the engine died; exit status 1")
 
 
 def test_nothing_is_left_of_a_crash(server):
