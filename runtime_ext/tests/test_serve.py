@@ -378,6 +378,12 @@ def test_refuses_a_misspelt_variable_of_the_launcher(launch, monkeypatch, name, 
     refused(launch("--dry-run"), f"{name} is not a variable of the launcher: did you mean {near}? Otherwise unset it")
 
 
+@pytest.mark.parametrize("name", ["MODEL_PATH", "CACHE_ROOT", "MOET_STORE_DIR"])
+def test_refuses_a_path_that_no_shell_has_expanded(launch, monkeypatch, name):
+    monkeypatch.setenv(name, "~/models")
+    refused(launch("--dry-run"), f"{name}='~/models' begins with a ~", "write the whole path")
+
+
 def test_variables_of_the_scripts_are_none_of_its_business(launch, monkeypatch):
     for name in (*overrides.SCRIPT_VARIABLES, "MOET_SOMETHING_ELSE"):
         monkeypatch.setenv(name, "x")

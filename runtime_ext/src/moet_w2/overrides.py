@@ -25,6 +25,10 @@ class Overrides:
     """What one machine may change about a recipe. None keeps the recipe's value, or the default.
 
     Geometry, layers and limits are not here: they belong to the recipe, and the audit is judged by them.
+
+    Attributes:
+        cache_root: folder below which a server keeps what it builds; ``root`` is this or its default.
+        has_api_key: whether clients must send a key; the key itself is nowhere in here.
     """
 
     model_path: Path | None = None
@@ -51,8 +55,8 @@ def read(environ: Mapping[str, str]) -> Overrides:
     The two folders may also be given under the names that the server knows them by.
 
     Raises:
-        ConfigError: PORT is no port, or the environment holds an unknown setting of the server or a misspelt
-            variable of the launcher.
+        ConfigError: PORT is no port, a path begins with ~, or the environment holds an unknown setting of the server
+            or a misspelt variable of the launcher.
     """
     for name in sorted(environ):
         if name.startswith(OWN_PREFIXES) and name not in OWN_VARIABLES + SCRIPT_VARIABLES:
@@ -65,6 +69,8 @@ def read(environ: Mapping[str, str]) -> Overrides:
 
     def path(name: str, otherwise: str | None = None) -> Path | None:
         text = environ.get(name) or otherwise
+        if text and text.startswith("~"):
+            raise ConfigError(f"{name}={text!r} begins with a ~ that no shell has expanded; write the whole path")
         return Path(text) if text else None
 
     return Overrides(

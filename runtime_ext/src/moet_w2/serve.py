@@ -88,7 +88,7 @@ def fit(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -
         if check.status in words and check.value not in told:
             told.add(check.value)
             what = check.value if check.value.startswith(check.thing) else f"{check.thing}: {check.value}"
-            print(f"moet: {words[check.status]}: {what}; {check.remedy}", file=sys.stderr)
+            print(f"moet: {words[check.status]}: {'; '.join(filter(None, (what, check.remedy)))}", file=sys.stderr)
     for name, value in rendered.env.items():
         # Settings of W2 that differ have failed above; of the rest, the recipe's word is as good as the recipe.
         if name not in envs.SETTINGS and environ.get(name, value) != value:
