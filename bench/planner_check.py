@@ -21,13 +21,14 @@ import facts
 from moet_w2 import recipe as recipes
 from moet_w2.planner import predict
 from moet_w2.planner.calibrate import Measured, calibrated
+from moet_w2.planner.costs import MEASURED_HBM_GBS
 from moet_w2.planner.machine import GIB, Machine
 from moet_w2.planner.model import Model
 from moet_w2.planner.placements import DEFAULT, Assumptions
 from moet_w2.planner.settings import Settings
 
 REQUESTS = {"1": "decode_1x", "4": "decode_4x"}
-HBM_GBS, LINK_GBS = 4213.7, 51.3
+HBM_GBS, LINK_GBS = MEASURED_HBM_GBS, 51.3
 """What plain reads reach on the H200 that the planner's kernel times are from: kernels_h200.json and
 kernels_mapped_h200.json in bench/results."""
 

@@ -1,6 +1,7 @@
 """``moet plan``: what it prints, what it reads, what it refuses."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -128,6 +129,20 @@ def test_a_recipe_of_another_model_is_refused():
     assert predict.of_recipe(loaded, demo)[2] == (2, 3)
     with pytest.raises(MoetError, match="geometry"):
         predict.of_recipe(loaded, demo | {"hidden_size": 512})
+
+
+def test_the_document_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    named = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs" / "planner.md").read_text()))
+    assert options == named - {"--out"}
+
+
+def test_the_machine_at_hand_can_be_planned_for(capsys):
+    code, printed = run(capsys, "--measure", "--json")
+    found = json.loads(printed.out)
+    assert code in (0, 1) and found["measured"] and found["machine"]["hbm_gbs"] > 0
 
 
 def test_planning_needs_no_torch():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_support import MODEL, WISHES, result
 
-from moet_w2.planner import costs, speed
+from moet_w2.planner import costs, prefill, speed
 from moet_w2.planner.machine import card
 from moet_w2.planner.placements import last
 from moet_w2.planner.settings import Settings
@@ -52,6 +52,22 @@ def test_the_cost_table_is_the_committed_result():
         assert written == pytest.approx(measured, rel=0.1)
     assert costs.MEASURED_HBM_GBS == pytest.approx(found.hbm_gbs, rel=0.05)
     assert costs.FP4_OVER_BASE == pytest.approx(found.fp4_over_base, rel=0.1)
+
+
+def test_a_fast_card_waits_for_launches_where_the_context_is_short():
+    slow, fast = card(), replace(card(), hbm_gbs=1e5)
+    launched = costs.PREFILL_LAUNCH_US * 1e-6 * 43
+    assert prefill.seconds(MODEL, fast, Settings(), (), 20_480) == pytest.approx(10 * launched)
+    assert prefill.seconds(MODEL, slow, Settings(), (), 20_480) > 11 * launched
+
+
+@given(count=st.integers(1, 40), first=st.floats(0, 2), growth=st.floats(0.01, 1), least=st.floats(0, 5))
+def test_chunks_take_what_they_take_one_by_one(count, first, growth, least):
+    # In steps of a hundredth of a chunk, each with the growth of its middle.
+    parts = ((first + growth * (part + 0.5) / 100) for part in range(100 * count))
+    assert prefill.chunks(count, first, growth, least) == pytest.approx(
+        sum(max(part, least) for part in parts) / 100, rel=1e-3
+    )
 
 
 def test_the_link_share_is_the_committed_result():

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     serving.add_argument("--speculative", type=int, metavar="N", help="draft tokens, 0 for none (4)")
     serving.add_argument("--correction-gib", type=float, metavar="N", help="FP4 correction pool (6)")
     taken = parser.add_argument_group("assumptions")
-    taken.add_argument("--tokens-per-step", type=float, metavar="X", help="1 + accepted draft tokens (3.0)")
+    taken.add_argument("--tokens-per-step", type=float, metavar="X", help="1 + accepted draft tokens (2.9)")
     taken.add_argument("--correction-hits", type=float, metavar="X", help="share of routings that find FP4")
     taken.add_argument("--decode-context", type=int, metavar="N", help="tokens behind a request that decodes (2048)")
     taken.add_argument("--others", type=float, metavar="X", help="of the context, held by the other requests (0.5)")
@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
     if not settings.speculative:
         model = replace(model, draft_layers=0)
     plan = choose.plan(model, machine, settings, given)
-    print(json.dumps(report.document(plan, machine, given), indent=2) if args.json else report.text(plan, machine))
+    if args.json:
+        print(json.dumps(report.document(plan, machine, given) | {"measured": notes}, indent=2))
+    else:
+        print(report.text(plan, machine))
     return 0 if plan.chosen else 1
 
 

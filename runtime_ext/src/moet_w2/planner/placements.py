@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from . import memory, speed
+from . import memory, prefill, speed
 from .costs import Costs
 from .machine import GIB, HOST_RESERVE, Machine
 from .memory import Memory
@@ -109,7 +109,7 @@ def place(
         )
         for requests in sorted({1, settings.seqs})
     }
-    seconds = speed.prefill(model, machine, settings, mapped, settings.context, given.costs)
+    seconds = prefill.seconds(model, machine, settings, mapped, settings.context, given.costs)
     return Placement(mapped, settings, found, decode, seconds, status)
 
 

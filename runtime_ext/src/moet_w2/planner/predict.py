@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import RecipeError
 from ..recipe import Recipe
-from . import memory, speed
+from . import memory, prefill, speed
 from .machine import Machine
 from .memory import Memory
 from .model import FLASH, Model, from_config
@@ -65,7 +65,7 @@ def predict(
     return Prediction(
         memory.account(model, machine, settings, mapped, given.runtime_bytes, given.others),
         {load.requests: speed.decode(model, machine, settings, mapped, load, given.costs) for load in loads},
-        {tokens: speed.prefill(model, machine, settings, mapped, tokens, given.costs) for tokens in prompts},
+        {tokens: prefill.seconds(model, machine, settings, mapped, tokens, given.costs) for tokens in prompts},
     )
 
 

@@ -116,8 +116,9 @@ def proposals_document(found: Sequence[Proposal]) -> list[dict[str, Any]]:
 
 def _machine(machine: Machine) -> str:
     link = "no link" if machine.link_gbs is None else f"link {machine.link_gbs:,.0f} GB/s"
+    card = "card: {} as CUDA reports it" if machine.sm else "no card: {}"
     return (
-        f"card: {gib(machine.cuda_bytes)} as CUDA reports it, {machine.hbm_gbs:,.0f} GB/s; {link}; "
+        f"{card.format(gib(machine.cuda_bytes))}, {machine.hbm_gbs:,.0f} GB/s; {link}; "
         f"host: {gib(machine.host_bytes)}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import memory, speed
+from . import memory, prefill, speed
 from .machine import Machine, card
 from .model import FLASH, Model, from_config
 from .settings import Settings
@@ -72,7 +72,7 @@ def compare(model: Model | None = None, machine: Machine | None = None) -> list[
             row = _row(profile.name, f"decode tokens/s, {requests}x", step.tokens_per_s, rate)
             rows.append(row | {"implied_tokens_per_step": rate * step.step_seconds / requests})
         tokens, seconds = profile.prefill
-        predicted = speed.prefill(model, machine, profile.settings, profile.mapped, tokens)
+        predicted = prefill.seconds(model, machine, profile.settings, profile.mapped, tokens)
         rows.append(_row(profile.name, f"seconds to first token, {tokens:,}", predicted, seconds))
     return rows
 

@@ -1,9 +1,8 @@
-"""Tokens a second: what a decode step and a chunk of prefill read, and how long that takes.
+"""Tokens a second: what a decode step reads from where, and how long that takes.
 
 A decode step runs the target over 1 + k tokens of each request and the draft over k (k = 4 draft tokens: DSpark drafts
 a block at once, vllm/v1/worker/gpu/spec_decode/dspark/speculator.py). Each layer reads the experts that its tokens
-chose, every one once. For the prompt DSpark only projects the target's hidden states (precompute_and_store_context_kv);
-its experts see the k tokens that it drafts after each chunk, so mapping its layers hardly slows prefill.
+chose, every one once.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from . import kv_cache, weights
-from .costs import MEASURED, PREFILL_ATTENTION_HBM_GBS, PREFILL_ATTENTION_NS, PREFILL_TFLOPS, TOKENS_PER_STEP, Costs
+from .costs import MEASURED, TOKENS_PER_STEP, Costs
 from .machine import Machine
 from .model import Model
 from .settings import Settings
@@ -100,7 +99,8 @@ def decode(
         # Codes of corrected experts come from device memory, wherever the layer is.
         nbytes = mapped_bytes(model, tokens, found)
         link_bytes += nbytes
-        link += costs.fixed() + reads * found * costs.fp4_over_base + nbytes / (_link(machine) * costs.link_share * 1e9)
+        link += costs.fixed() + reads * found * costs.fp4_over_base
+        link += nbytes / (link_rate(machine) * costs.link_share * 1e9)
     dense = dense_bytes(model, settings) / (machine.hbm_gbs * costs.dense_share * 1e9)
     keys = load.requests * key_bytes(model, load.context) / (machine.hbm_gbs * costs.dense_share * 1e9)
     fixed = (costs.step_us + costs.layer_us * (model.target_layers + drafts)) * 1e-6
@@ -162,35 +162,6 @@ def key_bytes(model: Model, context: int) -> int:
     return total
 
 
-def prefill(
-    model: Model, machine: Machine, settings: Settings, mapped: tuple[int, ...], tokens: int, costs: Costs = MEASURED
-) -> float:
-    """Seconds of an uncached prompt, roughly: chunks of max-num-batched-tokens, mapped target layers read once each.
-
-    Args:
-        model: its dimensions.
-        machine: the card, its host and the link.
-        settings: how it is served.
-        mapped: keys of the layers in host memory.
-        tokens: tokens of the prompt.
-        costs: measured figures.
-    """
-    chunk = min(settings.batched, tokens)
-    experts = 0.0
-    for key in range(model.layers if settings.speculative else model.target_layers):
-        rows = settings.speculative if model.is_draft(key) else chunk
-        reads = costs.reads(rows, machine.hbm_gbs)
-        if key in mapped:
-            # The kernels read while they compute; the slower of the two is what counts.
-            reads = max(reads, mapped_bytes(model, rows) / (_link(machine) * costs.link_share * 1e9))
-        experts += costs.fixed() + reads
-    dense = weights.dense(model)
-    flops = 2 * chunk * sum(dense[purpose] for purpose in (weights.ATTENTION, weights.INDEXER, weights.SHARED))
-    dense_seconds = flops / (PREFILL_TFLOPS * 1e12 * machine.hbm_gbs / costs.hbm_gbs)
-    pairs = PREFILL_ATTENTION_NS * 1e-9 * PREFILL_ATTENTION_HBM_GBS / machine.hbm_gbs * tokens**2
-    return tokens / chunk * (experts + dense_seconds) + pairs
-
-
-def _link(machine: Machine) -> float:
+def link_rate(machine: Machine) -> float:
     """GB/s of the link; a mapped layer without one is read from the memory that computes."""
     return machine.hbm_gbs if machine.link_gbs is None else machine.link_gbs
