@@ -225,6 +225,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     placed = here.audit_path or work / "audit.json"
     gpu = (here.cuda_visible_devices or "0").partition(",")[0]
+    facts.provenance()  # may leave this process some of the GPU's memory, which is then not the server's
     before, memory, moet = gpu_memory(gpu), Memory(gpu), moet_command()
     server = Server(
         moet, args.recipe.resolve(), dict(os.environ) | {"W2_AUDIT_PATH": str(placed)}, work / "log", args.root

@@ -114,6 +114,18 @@ def test_the_leader_leads_clearly(loader) -> None:
     assert gaps[True] > 2 * gaps[False]
 
 
+def test_the_tail_does_not_depend_on_the_default_dtype(loader) -> None:
+    """vLLM builds models under one of bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        parameters = model(tokens=40000, hidden=32)
+        loader.connect(parameters, "a")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    norms = parameters["lm_head.weight"].float().pow(2).mean(1).sqrt()
+    assert torch.isfinite(norms).all() and float(norms.max() / norms.median()) > 6
+
+
 def test_the_markov_head_knows_the_token_that_follows(loader) -> None:
     parameters = model()
     loader.connect(parameters, "a")

@@ -149,7 +149,8 @@ def _normal(value: torch.Tensor, std: float, generator: torch.Generator) -> None
 
 def _heavy_rows(value: torch.Tensor, generator: torch.Generator) -> None:
     """Multiply each row by a Pareto number of tail index :data:`TAIL`."""
-    drawn = torch.rand(value.shape[0], 1, generator=generator, device=value.device)
+    # vLLM builds models under a default of bfloat16, whose random numbers have 256 values and no tail.
+    drawn = torch.rand(value.shape[0], 1, dtype=torch.float32, generator=generator, device=value.device)
     value *= (1.0 - drawn).pow(-1.0 / TAIL).to(value.dtype)
 
 
@@ -159,5 +160,6 @@ def _experts(table: torch.Tensor, generator: torch.Generator) -> None:
     rows = max(1, _CHUNK // max(1, experts))
     for first in range(0, table.shape[0], rows):
         part = table[first : first + rows]
-        order = torch.rand(part.shape[0], experts, generator=generator, device=table.device).argsort(dim=1)
+        drawn = torch.rand(part.shape[0], experts, dtype=torch.float32, generator=generator, device=table.device)
+        order = drawn.argsort(dim=1)
         part.copy_(order[:, : part.shape[1]])
