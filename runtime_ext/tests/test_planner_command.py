@@ -51,6 +51,8 @@ def test_the_command_reads_a_recipe(capsys):
     assert code == 0 and "mapped: 42,43,44,45" in printed.out
     code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--vram-gib", "80")
     assert code == 1 and "does not fit" in printed.out
+    code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--cuda-gib", "93.2")
+    assert code == 0 and "without room for other requests" in printed.out
 
 
 def test_what_a_recipe_says_of_its_card_counts(capsys):

@@ -34,7 +34,9 @@ def prediction_text(prediction: Prediction, machine: Machine, mapped: tuple[int,
     found = prediction.memory
     lines = [_machine(machine), "", f"mapped: {','.join(map(str, mapped)) or 'no layer'}", ""]
     lines += _purposes(found.device, found.kv_bytes, found.share, found.mapped_bytes)
-    verdict = "fits" if found.fits else f"does not fit: needs {gib(found.kv_needed)}"
+    verdict = f"does not fit: it needs {gib(found.kv_needed)}"
+    if found.fits:
+        verdict = "fits" if found.roomy else "fits, without room for other requests beside one of full length"
     lines += ["", f"KV cache size {found.kv_tokens:,} tokens; a context of {context:,} {verdict}", ""]
     for requests, step in prediction.decode.items():
         lines.append(_rate(requests, step.tokens_per_s, step.step_seconds, step.tokens_per_step))
