@@ -28,7 +28,7 @@ def register() -> None:
 
     from .config import LOAD_FORMAT, SYNTHETIC_FORMAT
     from .loader import MoetLoader
-    from .metrics import collector
+    from .metrics import collector, folder, prompt_rate
     from .quantization import NAME, MoetW2Config
     from .synthetic_loader import SyntheticLoader
 
@@ -42,4 +42,5 @@ def register() -> None:
     if settings.enabled:
         dsml.attach()
         collector.attach()
+        prompt_rate.attach(folder.announce())
     _registered = True

@@ -5,6 +5,7 @@
                           prefill_log.py  and a line during a long prefill
     a folder              rank-N.json     written under another name, renamed: a reader sees all of it or nothing
     API process           collector.py    a scrape reads the files; table.py says which metrics there are
+                          prompt_rate.py  vLLM's logger takes its prompt throughput from there too
 
 The worker is another process than the API server, whose registry alone ``/metrics`` shows. attach.py hooks all of it
 into the worker once the model is built; serving.py reads what vLLM decided, for the audit.
