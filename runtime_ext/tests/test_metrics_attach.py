@@ -145,6 +145,9 @@ def test_the_corrections_counts_are_reported(server, here, tmp_path: Path) -> No
     assert values["moet_correction_routings_total"] == 5 and values["moet_correction_hits_total"] == 0
     assert values["moet_correction_failed_passes_total"] == 1
     assert facts.look(0.0).info["policy"] == "lru"
+    manager._windows.put(None)  # a thread that has ended
+    manager._thread.join()
+    assert facts.look(0.0).values["moet_correction_active"] == 0
     tier.close()
 
 

@@ -117,7 +117,7 @@ def test_the_dashboard_shows_what_there_is() -> None:
         "moet_worker_start_time_seconds",  # restarts show in the age and in counters
         "moet_w2_layers",  # the bytes say the same
         "moet_w2_redundant_bytes",  # 0 or no server
-        "moet_correction_active",
+        "moet_correction_active",  # the alert is for it
         "moet_correction_pool_bytes",
         "moet_correction_passes_total",
         "moet_last_step_timestamp_seconds",  # the alert is for it
@@ -154,6 +154,7 @@ def test_alert_rules_are_rules() -> None:
         "MoetNoWorker",
         "MoetStalled",
         "MoetCorrectionReadErrors",
+        "MoetCorrectionStopped",
     ]
     for rule in group["rules"]:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}

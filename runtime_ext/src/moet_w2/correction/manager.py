@@ -97,6 +97,11 @@ class Manager:
         self._thread = threading.Thread(target=self._run, name="moet-correction", daemon=True)
         self._thread.start()
 
+    @property
+    def works(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def boundary(self) -> None:
         """Called between steps by the thread that runs them. Never waits."""
         self.pool.boundary()

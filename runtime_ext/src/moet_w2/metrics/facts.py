@@ -88,7 +88,7 @@ class Facts:
         look, facts = tier.metrics(), tier.facts()
         totals = look.totals
         return {
-            "moet_correction_active": int(tier.manager is not None),
+            "moet_correction_active": int(tier.manager is not None and tier.manager.works),
             "moet_correction_slots": look.slots,
             "moet_correction_pool_bytes": facts["bytes"],
             "moet_correction_resident_experts": look.resident,

@@ -67,7 +67,7 @@ OF_SNAPSHOT = (
     _gauge("moet_startup_phase_seconds", "Seconds of each phase of the worker's start that happened.", "phase"),
     _gauge("moet_startup_seconds", "Seconds from the worker process's beginning until it could serve."),
     _gauge("moet_cache_load_seconds", "Seconds spent reading ready planes from the cache; absent without one."),
-    _gauge("moet_correction_active", "1 while the correction's manager works; absent without correction."),
+    _gauge("moet_correction_active", "1 while the correction's manager runs, 0 if not; absent without correction."),
     _gauge("moet_correction_slots", "FP4 slots in the correction pool."),
     _gauge("moet_correction_pool_bytes", "Bytes of the correction pool on the device."),
     _gauge("moet_correction_resident_experts", "Experts that hold a slot."),
