@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import facts
+import yaml
 from prefill_progress import Progress
 from serving_client import Client, decode, growth
 from serving_server import Memory, Server, gpu_memory, kv_cache, logged, moet_command
 
-from moet_w2 import overrides
+from moet_w2 import cache_root, overrides, recipe_source
 from moet_w2.recipe import Recipe, load
 
 PROMPT, TOKENS, TOGETHER = 512, 1024, 4
@@ -139,6 +140,23 @@ def audit(moet: list[str], path: Path, recipe: Path) -> dict[str, Any]:
     return found
 
 
+def without_speculation(recipe: Path, folder: Path) -> Path:
+    """Write the recipe of the target alone, with as many mapped layers from its end, and give its file."""
+    data = recipe_source.read(recipe).data
+    config = json.loads((facts.ROOT / data["model"]["path"] / "config.json").read_text())
+    layers, mapped = config["num_hidden_layers"], len(data["w2"]["mapped_layers"])
+    keys = list(range(layers - mapped, layers))
+    data["name"] += "-plain"
+    data["engine"].pop("speculative-config", None)
+    data["w2"]["mapped_layers"] = keys
+    data["w2"]["correction"]["exclude_layers"] = keys
+    data["expect"] |= {"w2_layers": layers, "mapped_layers": keys}
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{data['name']}.yaml"
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+    return file
+
+
 def acceptance(counters: dict[str, float]) -> dict[str, float] | None:
     """Of speculation, from the growth of vLLM's counters; None where nothing was drafted."""
     drafts = counters.get("vllm:spec_decode_num_drafts_total", 0.0)
@@ -214,8 +232,16 @@ def main() -> None:
         "--pcie-gbs", type=float, default=51.3, help="for the prediction: what reads over the link reach"
     )
     parser.add_argument("--sm", type=int, default=9, help="for the prediction: major compute capability")
+    parser.add_argument("--without-speculation", action="store_true", help="serve the recipe's target alone")
+    parser.add_argument(
+        "--default-caches",
+        action="store_true",
+        help="run the rendered command without the launcher, with every compiler's cache where it is by default",
+    )
     parser.add_argument("--out", type=Path, help="write a result file")
     args = parser.parse_args()
+    if args.without_speculation:
+        args.recipe = without_speculation(args.recipe, WORK)
     recipe = load(args.recipe, args.root)
     here = overrides.read(os.environ)
     config = json.loads(((here.model_path or recipe.model_path) / "config.json").read_text())
@@ -227,9 +253,10 @@ def main() -> None:
     gpu = (here.cuda_visible_devices or "0").partition(",")[0]
     facts.provenance()  # may leave this process some of the GPU's memory, which is then not the server's
     before, memory, moet = gpu_memory(gpu), Memory(gpu), moet_command()
-    server = Server(
-        moet, args.recipe.resolve(), dict(os.environ) | {"W2_AUDIT_PATH": str(placed)}, work / "log", args.root
-    )
+    caches = {cache.variable for cache in cache_root.JIT_CACHES} if args.default_caches else None
+    environ = {name: value for name, value in os.environ.items() if name not in (caches or ())}
+    environ["W2_AUDIT_PATH"] = str(placed)
+    server = Server(moet, args.recipe.resolve(), environ, work / "log", args.root, caches)
     client = Client(here.host, here.port, here.served_model_name or recipe.model.served_name)
     run = Run(server, client, config["vocab_size"], args.budget, args.out)
     run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}

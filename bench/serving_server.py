@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,15 @@ class Server:
         log: the file that receives its output.
     """
 
-    def __init__(self, moet: list[str], recipe: Path, environ: dict[str, str], log: Path, root: Path) -> None:
+    def __init__(
+        self,
+        moet: list[str],
+        recipe: Path,
+        environ: dict[str, str],
+        log: Path,
+        root: Path,
+        leave_out: Collection[str] | None = None,
+    ) -> None:
         """Start it. Nothing is waited for.
 
         Args:
@@ -38,12 +46,17 @@ class Server:
             environ: environment of the launcher.
             log: overwritten.
             root: where the recipe's relative paths start.
+            leave_out: not None: run the rendered command itself, without these variables of it.
         """
         self.moet, self.recipe, self.environ, self.log, self.root = moet, recipe, environ, log, root
         self.direct: str | None = None
         self.started = time.perf_counter()
         log.write_bytes(b"")
-        self._start([*moet, "serve", "--recipe", str(recipe), "--root", str(root)], environ)
+        if leave_out is None:
+            self._start([*moet, "serve", "--recipe", str(recipe), "--root", str(root)], environ)
+        else:
+            self.direct = "not asked"
+            self._start_directly(leave_out)
 
     def wait_until_ready(self, healthy: Callable[[], bool], seconds: float) -> float:
         """Seconds from the start until the server says that it is ready.
@@ -98,7 +111,7 @@ class Server:
                 command, env=environ, stdout=log, stderr=log, cwd=self.root, start_new_session=True
             )
 
-    def _start_directly(self) -> None:
+    def _start_directly(self, leave_out: Collection[str] = ()) -> None:
         ask = [*self.moet, "serve", "--recipe", str(self.recipe), "--root", str(self.root)]
         ask += ["--dry-run", "--print", "json"]
         done = subprocess.run(ask, env=self.environ, cwd=self.root, capture_output=True, text=True, check=True)
@@ -106,7 +119,8 @@ class Server:
         if document["audit_path"]:  # what the launcher would have prepared
             Path(document["audit_path"]).parent.mkdir(parents=True, exist_ok=True)
             Path(document["audit_path"]).unlink(missing_ok=True)
-        self._start(document["argv"], self.environ | document["environment"])
+        rendered = {name: value for name, value in document["environment"].items() if name not in leave_out}
+        self._start(document["argv"], self.environ | rendered)
 
 
 class Memory:

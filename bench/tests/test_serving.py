@@ -169,10 +169,10 @@ def launch(tmp_path: Path):
     file.write_text(LAUNCHER.format(python=sys.executable, file=file))
     started = []
 
-    def start(**environ: str) -> tuple[serving_server.Server, Path]:
+    def start(leave_out: list[str] | None = None, **environ: str) -> tuple[serving_server.Server, Path]:
         given = dict(os.environ) | {"READY": str(ready)} | environ
         moet = [sys.executable, str(file)]
-        server = serving_server.Server(moet, tmp_path / "recipe.yaml", given, tmp_path / "log", tmp_path)
+        server = serving_server.Server(moet, tmp_path / "recipe.yaml", given, tmp_path / "log", tmp_path, leave_out)
         started.append(server)
         return server, ready
 
@@ -202,6 +202,22 @@ def test_where_the_launcher_refuses_its_command_runs_without_it(launch) -> None:
     server.wait_until_ready(ready.is_file, 20)
     assert "Python: another" in server.direct and ready.read_text() == "1"
     assert ready.with_name("ready.d").is_dir()
+
+
+def test_compilers_caches_can_be_left_where_they_are(launch) -> None:
+    server, ready = launch(leave_out=["FROM_RECIPE"])
+    server.wait_until_ready(ready.is_file, 20)
+    assert ready.read_text() == "launched" and server.direct == "not asked"
+
+
+@pytest.mark.parametrize("name", ["h200-300k", "h200-512k", "h200-resident"])
+def test_a_recipe_without_speculation_is_one(name, tmp_path: Path) -> None:
+    recipes = serving.facts.ROOT / "bench" / "recipes"
+    whole = serving.load(recipes / f"{name}.yaml", serving.facts.ROOT)
+    made = serving.load(serving.without_speculation(recipes / f"{name}.yaml", tmp_path), serving.facts.ROOT)
+    assert "speculative-config" in whole.engine and "speculative-config" not in made.engine
+    assert made.expect.w2_layers == 43 and made.expect.mapped_bytes == whole.expect.mapped_bytes
+    assert made.w2.exclude_layers == made.w2.mapped_layers
 
 
 def test_the_launcher_renders_what_a_direct_start_reads() -> None:
