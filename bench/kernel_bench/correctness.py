@@ -15,7 +15,7 @@ from .data import Weights, weights
 
 TOLERANCE = 3e-3
 """Most that ``||out - reference|| / ||reference||`` may be, over a whole output."""
-OWN_TOLERANCE = 1e-5
+OWN_TOLERANCE = 1e-6
 """Most that either GEMM may be off beyond a right rounding of what it was given (:func:`exact.beyond_rounding`): the
 error of float32 sums of some thousand terms, with room."""
 
