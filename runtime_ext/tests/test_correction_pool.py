@@ -13,6 +13,7 @@ from generators import TINY, filled_layer
 from moet_w2 import reference
 from moet_w2.correction.pool import Expert, Pool
 from moet_w2.correction.tier import Resident
+from moet_w2.correction.transfer import CudaTransfer
 
 ROW_BYTES = 64
 
@@ -247,3 +248,20 @@ def test_outputs_beside_a_thread_are_of_one_tier_or_the_other() -> None:
 
 def test_one_phase_eviction_beside_a_thread_is_caught() -> None:
     assert threaded_race(OnePhase, 100)[1] > 0
+
+
+def test_pinned_buffers_lie_in_host_memory_while_a_gpu_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM builds a model with the GPU as torch's default device; only host memory can be pinned."""
+    zeros = torch.zeros
+
+    def pinnable(*shape: object, pin_memory: bool, **given: object) -> torch.Tensor:
+        made = zeros(*shape, **given)
+        if made.device.type != "cpu":
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        assert pin_memory
+        return made
+
+    monkeypatch.setattr(torch, "zeros", pinnable)
+    transfer = object.__new__(CudaTransfer)
+    with torch.device("meta"):
+        assert transfer.buffer(2, 3, dtype=torch.int32).shape == (2, 3)

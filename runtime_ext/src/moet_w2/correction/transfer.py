@@ -96,7 +96,8 @@ class CudaTransfer:
         self._rows = torch.cuda.Stream(device)
 
     def buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        # The device is named: while a model is built, vLLM makes the GPU the default one.
+        return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
