@@ -174,6 +174,29 @@ def test_the_first_process_names_the_folder_and_its_children_know_it(monkeypatch
     assert not place.exists()
 
 
+IN_ONE_PROCESS = """
+import os, sys, time
+from multiprocessing.util import Finalize
+from moet_w2.metrics import folder
+from moet_w2.metrics.reporter import Reporter
+from moet_w2.metrics.snapshot import Snapshot
+place = folder.announce()
+reporter = Reporter(place, lambda: Snapshot(0, 1, os.getpid(), 1, time.time(), {}), every=0.001)
+reporter.start()
+Finalize(None, reporter.close, exitpriority=1)
+time.sleep(0.05)
+print(place, place.is_dir())
+"""
+
+
+def test_an_engine_in_the_first_process_leaves_no_folder() -> None:
+    """The reporter's last snapshot comes before the folder is removed, not after."""
+    done = subprocess.run([sys.executable, "-c", IN_ONE_PROCESS], capture_output=True, text=True, timeout=60)
+    place, there = done.stdout.split()
+    assert there == "True" and done.stderr == ""
+    assert not Path(place).exists()
+
+
 def _announced() -> str:
     return str(folder.announce())
 

@@ -7,12 +7,12 @@ worker makes the folder readable for its own user alone, and the first process r
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import secrets
 import shutil
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "MOET_METRICS_FOLDER"
@@ -39,7 +39,8 @@ def _name() -> Path:
     global _own
     folder = Path(tempfile.gettempdir()) / f"moet-{os.getpid()}-{secrets.token_hex(8)}"
     os.environ[VARIABLE] = _own = str(folder)
-    atexit.register(_remove, folder, os.getpid())
+    # After the reporter's end, whose priority is higher, where the engine runs in this very process.
+    Finalize(None, _remove, (folder, os.getpid()), exitpriority=0)
     return folder
 
 
