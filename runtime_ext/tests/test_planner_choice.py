@@ -62,7 +62,7 @@ def test_the_constant_that_was_fitted_is_what_the_300k_profile_leaves():
     assert round(left / GIB, 2) == round(memory.RUNTIME_BYTES / GIB, 2)
 
 
-@examples(max_examples=12, deadline=None)
+@examples(max_examples=8, deadline=None)
 @given(settings=WISHES, vram=st.floats(16, 192), host=st.floats(16, 256))
 def test_the_plan_is_the_first_placement_without_a_fault(settings, vram, host):
     machine = card(vram, host)

@@ -13,6 +13,11 @@ from moet_w2.errors import MoetError, RecipeError
 from moet_w2.planner import measure, predict
 
 
+@pytest.fixture(autouse=True)
+def small_reads(monkeypatch):
+    monkeypatch.setattr(measure, "CPU_BYTES", 8 << 20)
+
+
 def run(capsys, *options):
     code = cli.main(["plan", *options])
     return code, capsys.readouterr()
