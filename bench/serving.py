@@ -23,7 +23,9 @@ import http.client
 import json
 import os
 import random
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +50,8 @@ LIMITS = {"warm_up": 120.0, "decode": 150.0, "prefill": 300.0, "repeated": 60.0}
 """Seconds that a phase of each kind may take."""
 STOP_SECONDS = 60.0
 WORK = facts.ROOT / ".native" / "run" / "serving"
+_FAILURES = (OSError, RuntimeError, ValueError, http.client.HTTPException)
+"""What a server that is slow, wrong or gone ends a request with."""
 
 
 class Run:
@@ -76,12 +80,12 @@ class Run:
         before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
         try:
             measured = work(min(limit, left))
-        except (OSError, RuntimeError, ValueError) as error:
+        except _FAILURES as error:
             measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
         measured["phase_seconds"] = time.perf_counter() - began
         try:
             measured["counters"] = growth(before, self.client.metrics())
-        except OSError as error:
+        except _FAILURES as error:
             measured["counters"] = {"error": str(error)}
         measured["logger"] = logged(self.server.text()[said:])
         self.result["phases"][name] = measured
@@ -261,6 +265,8 @@ def main() -> None:
     run = Run(server, client, config["vocab_size"], args.budget, args.out)
     run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}
     run.result["admission_tokens"] = recipe.expect.max_model_len
+    # Whoever cuts this short must not leave a server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
         ready = server.wait_until_ready(client.healthy, min(args.start_seconds, args.budget))
         run.result |= {"ready_seconds": ready, "launcher_refused": server.direct, "kv_cache": kv_cache(server.text())}
@@ -270,7 +276,7 @@ def main() -> None:
         measure(run, args)
         run.result["audit_at_end"] = audit(moet, placed, args.recipe)["passes"]
         run.result["metrics"] = client.metrics()
-    except (OSError, RuntimeError) as error:
+    except _FAILURES as error:
         run.result["error"] = f"{type(error).__name__}: {error}"[-6000:]
         print(run.result["error"], flush=True)
     finally:
@@ -295,7 +301,7 @@ def stop(run: Run, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
     def be_served() -> None:
         try:
             run.client.complete(run.prompt(PROMPT), TOKENS, STOP_SECONDS, on_token=serving.set)
-        except (OSError, RuntimeError, ValueError, http.client.HTTPException):
+        except _FAILURES:
             serving.set()  # it is broken off, which is what this is for
 
     if "error" not in run.result:

@@ -6,6 +6,7 @@ loader's walk over the checkpoint are vLLM's and ours. Prints one JSON object.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from generators import expert_tensors, write_shards
 
 from moet_w2 import plugin, runtime, synthetic_loader
 from moet_w2.geometry import LayerGeometry
+from moet_w2.layer import Shard
 
 GEOMETRY = LayerGeometry(4, 256, 128)
 TARGETS, DRAFTS = 2, 3
@@ -98,11 +100,18 @@ def main(folder: Path, load_format: str) -> None:
         init_distributed_environment(1, 0, rendezvous, 0, "gloo")
         initialize_model_parallel(1, 1)
         quantization = VllmConfig.get_quantization_config(draft_config, config.load_config)
+        # vLLM builds models with the GPU as the default device: what is made for the host must say so. Another default
+        # than the CPU shows here what forgets it.
+        before = {id(tensor) for tensor in astray()}
+        with torch.device("meta"):
+            here = runtime.get()
+            here.create_layer(0, GEOMETRY, Shard())
+        lost = [list(tensor.shape) for tensor in astray() if id(tensor) not in before]
+        del here.layers[0]
         model = DSparkDeepseekV4ForCausalLM(vllm_config=config)
         loader = get_model_loader(config.load_config)
         loader.drafting = True
         loader.load_weights(model, draft_config)
-        here = runtime.get()
         for module in model.modules():
             if hasattr(module, "w2"):
                 module.quant_method.process_weights_after_loading(module)
@@ -113,6 +122,7 @@ def main(folder: Path, load_format: str) -> None:
         "names": [module.layer_name for module in model.modules() if hasattr(module, "w2")],
         "bytes_read": loader.nbytes_read,
         "complete": all(layer.complete for layer in here.layers.values()),
+        "astray": lost,
         "draft_mask": list(here.draft_padding.mask.shape),
         "audit": {key: value for key, value in here.audit.document().items() if key.endswith("layers")},
         "norms": [float(model.model.layers[1].attn_norm.weight[0]), float(model.model.norm.weight[0])],
@@ -132,6 +142,11 @@ def main(folder: Path, load_format: str) -> None:
     print("RESULT " + json.dumps(facts))
     sys.stdout.flush()
     os._exit(0)  # the process group and the correction's files need no orderly end
+
+
+def astray() -> list[torch.Tensor]:
+    """Tensors on the meta device that are alive."""
+    return [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.is_meta]
 
 
 def dense(model: torch.nn.Module) -> dict[str, list[float]]:

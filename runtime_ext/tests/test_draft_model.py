@@ -60,6 +60,11 @@ def test_the_draft_pass_reads_the_drafts_tensors_and_nothing_else(loaded) -> Non
     assert loaded["norms"] == [5.0, 7.0]
 
 
+def test_nothing_of_ours_takes_the_default_device(loaded, computed) -> None:
+    """A process's runtime, its correction and a layer, made while another device than the CPU is the default."""
+    assert loaded["astray"] == computed["astray"] == []
+
+
 def test_excluded_draft_layers_write_no_correction_rows(loaded) -> None:
     assert loaded["codes_wanted"] == []
     assert loaded["audit"]["uncorrected_layers"] == KEYS

@@ -59,6 +59,16 @@ def test_no_nan_is_left_where_block_tables_point_for_no_block(zeroer) -> None:
         assert not zeroer.page[0].any() and zeroer.page[1:].isnan().all()
 
 
+def test_caches_made_in_inference_mode_are_cleared_too() -> None:
+    made = worker()
+    null_block.attach(made)
+    with torch.inference_mode():
+        one = made()
+    assert one.caches[0].is_inference()
+    one.compile_or_warm_up_model()
+    assert not one.caches[0][:1].any()
+
+
 def test_another_worker_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="has no compile_or_warm_up_model"):
         null_block.attach(type("Worker", (), {}))

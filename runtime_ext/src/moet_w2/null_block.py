@@ -26,6 +26,7 @@ def attach(worker: type) -> None:
     step_hook.after(worker, "compile_or_warm_up_model", clear)
 
 
+@torch.inference_mode()  # the caches may have been made in it
 def clear(worker: Any) -> None:
     """Zero block 0 of every KV cache tensor of a vLLM worker.
 

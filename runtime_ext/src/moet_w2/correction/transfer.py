@@ -67,7 +67,7 @@ class HostTransfer:
     """On a CPU whatever was called is done when the call returns."""
 
     def buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
 
     def enter_thread(self) -> None:
         return None
