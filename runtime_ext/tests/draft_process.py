@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from generators import expert_tensors, write_shards
@@ -31,7 +32,7 @@ def write_model(folder: Path) -> dict[int, dict[tuple[int, str, str], torch.Tens
         "num_hash_layers": 1,
         "n_routed_experts": GEOMETRY.experts,
         "num_experts_per_tok": 2,
-        "compress_ratios": [0] * (TARGETS + DRAFTS),
+        "compress_ratios": [4, 128] + [0] * DRAFTS,
         "n_mtp_layers": DRAFTS,
         "dspark_target_layer_ids": [0, 1],
         "dspark_markov_rank": 64,
@@ -94,6 +95,7 @@ def main(folder: Path, load_format: str) -> None:
     draft_config = config.speculative_config.draft_model_config
     stub_cuda()
     from vllm.models.deepseek_v4.nvidia.dspark import DSparkDeepseekV4ForCausalLM
+    from vllm.models.deepseek_v4.nvidia.model import DeepseekV4ForCausalLM
 
     with set_current_vllm_config(config):
         rendezvous = f"file://{folder / 'rendezvous'}"
@@ -108,13 +110,14 @@ def main(folder: Path, load_format: str) -> None:
             here.create_layer(0, GEOMETRY, Shard())
         lost = [list(tensor.shape) for tensor in astray() if id(tensor) not in before]
         del here.layers[0]
-        model = DSparkDeepseekV4ForCausalLM(vllm_config=config)
         loader = get_model_loader(config.load_config)
+        target = None
+        if load_format != "moet":  # a checkpoint would need every dense tensor of the target
+            target = DeepseekV4ForCausalLM(vllm_config=config)
+            load(loader, target, config.model_config)
+        model = DSparkDeepseekV4ForCausalLM(vllm_config=config)
         loader.drafting = True
-        loader.load_weights(model, draft_config)
-        for module in model.modules():
-            if hasattr(module, "w2"):
-                module.quant_method.process_weights_after_loading(module)
+        load(loader, model, draft_config)
     facts = {
         "quantization": quantization.get_name(),
         "layers": {key: layer.origin for key, layer in here.layers.items()},
@@ -139,9 +142,20 @@ def main(folder: Path, load_format: str) -> None:
         facts["codes_wanted"] = [key for key in here.layers if here.correction.wants_codes(key)]
     else:
         facts["dense"] = dense(model)
+        facts["target"] = dense(target)
+        # What vLLM's own load_weights leaves for the first layer, and its forward pass asserts.
+        facts["finished"] = target.model.layers[0].hc_attn_fn_broadcast is not None
     print("RESULT " + json.dumps(facts))
     sys.stdout.flush()
     os._exit(0)  # the process group and the correction's files need no orderly end
+
+
+def load(loader: Any, model: torch.nn.Module, model_config: Any) -> None:
+    """Loading and, of the W2 layers, post-processing."""
+    loader.load_weights(model, model_config)
+    for module in model.modules():
+        if hasattr(module, "w2"):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def astray() -> list[torch.Tensor]:

@@ -75,7 +75,7 @@ def test_the_draft_has_a_mask_of_padded_rows(loaded) -> None:
 
 
 def test_a_computed_draft_needs_no_tensor(computed) -> None:
-    assert computed["complete"] and computed["layers"] == {str(key): "synthetic" for key in KEYS}
+    assert computed["complete"] and computed["layers"] == {str(key): "synthetic" for key in [0, 1, *KEYS]}
     assert computed["norms"] == [1.0, 1.0]
 
 
@@ -100,3 +100,13 @@ def test_computed_matrices_keep_activations_their_size(computed) -> None:
 def test_few_rows_of_the_head_lead(computed) -> None:
     low, high = computed["dense"]["lm_head.weight"]
     assert low > 0.8 * 256**-0.5 and high > 3 * low
+
+
+def test_a_computed_target_has_every_parameter_and_is_finished(computed) -> None:
+    """vLLM's CUDA classes of the target: layers of both kinds of compression, the indexer, hash routing."""
+    target = computed["target"]
+    assert computed["finished"]
+    assert all(0 <= low <= high < 100 for low, high in target.values())  # a NaN fails both
+    zeros = {name.rpartition(".")[2] for name, (_, high) in target.items() if high == 0}
+    assert zeros <= {"attn_sink", "ape", "hc_attn_base", "hc_ffn_base", "hc_head_base", "e_score_correction_bias"}
+    assert any(".indexer." in name for name in target) and any(name.endswith("tid2eid") for name in target)
