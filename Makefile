@@ -24,8 +24,8 @@ serve-demo: setup ## serve the tiny checkpoint until Ctrl-C
 validate: setup ## check a running server against the recipe that it serves
 	@scripts/validate-api.sh
 
-test: setup ## run every test (no network needed after setup)
-	@$(ENV)/bin/python -m pytest
+test: setup ## run every test (no network needed after setup); one process for those that start servers
+	@$(ENV)/bin/python -m pytest -n 2 --dist loadgroup
 
 lint: setup ## ruff, shellcheck and a dry run of every recipe
 	@scripts/lint.sh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselected = len(gpu)
         items[:] = [item for item in items if item not in set(gpu)]
         config.hook.pytest_deselected(items=gpu)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)  # this is one of several processes
+    if output is not None:
+        output["gpu_deselected"] = _deselected
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    global _deselected
+    _deselected = max(_deselected, getattr(node, "workeroutput", {}).get("gpu_deselected", 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
