@@ -1,13 +1,18 @@
 """Tokens per second of vLLM with its own MXFP4 experts and with ours, in one run on one machine.
 
-    python bench/decode_rate.py [--layers N] [--mapped N ...] [--requests N ...] [--only SIDE] [--out FILE]
+    python bench/decode_rate.py [--layers N] [--mapped N ...] [--offloaded N ...] [--requests N ...] [--only SIDE]
+                                [--out FILE]
 
 Eight layers of DeepSeek-V4-Flash at their real widths, random weights: the rest of the model (attention, indexer,
 shared expert, head) runs as it is, so the ratio is what the experts change of a whole step. Ours is measured with
-each number of mapped layers that is asked for, the last ones of the model. Each side is an engine
-in a process of its own, one after the other, with CUDA graphs; requests are random tokens, sampled at temperature 1
-so that tokens of a batch differ, as their experts do. A decode rate counts the tokens after the first: the time of a
-long generation less that of one token.
+each number of mapped layers that is asked for, the last ones of the model; stock as it is, and with vLLM's own UVA
+offload of the experts of each number of layers that is asked for. That offload fills a budget of bytes from the first
+layer on and cannot name others, so it is the first layers whose experts lie in host memory there. What really lies
+there is asked of the driver, pointer by pointer: a side whose bytes are others than those asked for ends the run.
+
+Each side is an engine in a process of its own, one after the other, with CUDA graphs; requests are random tokens,
+sampled at temperature 1 so that tokens of a batch differ, as their experts do. A decode rate counts the tokens after
+the first: the time of a long generation less that of one token.
 
 Needs a CUDA GPU with some 60 GB, and 10 minutes where nothing is compiled yet. Where a command may not run that
 long, do it in several on the same machine, with the same other options: ``--only stock``, ``--only ours``, then
@@ -19,17 +24,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import facts
 
-STOCK = "stock"
+from moet_w2 import checkpoint
+
+STOCK, OURS = "stock", "ours"
+EXPERT_PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+"""Of vLLM's own experts, by the names that its offload takes."""
 WORK = facts.ROOT / ".native" / "decode-rate"
 PROMPT, TOKENS, REPEATS = 512, 256, 5
 SEED = 1
@@ -89,18 +100,87 @@ def write_model(folder: Path, layers: int, real: dict[str, Any] = REAL) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def sides(mapped: list[int]) -> dict[str, int | None]:
-    """The sides by name, with their number of mapped layers; None for stock."""
-    return {STOCK: None} | {f"ours-{count}-mapped": count for count in mapped}
+@dataclass(frozen=True)
+class Side:
+    """What computes the experts, and how many layers' experts lie in host memory."""
+
+    experts: str
+    in_host: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.experts == OURS:
+            return f"{OURS}-{self.in_host}-mapped"
+        return f"{STOCK}-{self.in_host}-offloaded" if self.in_host else STOCK
+
+    @classmethod
+    def of(cls, name: str) -> Side:
+        """The side of a name."""
+        found = re.fullmatch(rf"{OURS}-(\d+)-mapped|{STOCK}(?:-(\d+)-offloaded)?", name)
+        if found is None:
+            raise SystemExit(f"--child {name}: is no side; sides are named by this program")
+        return cls(OURS, int(found[1])) if found[1] else cls(STOCK, int(found[2] or 0))
+
+    def host_bytes(self, model: Path) -> int:
+        """Bytes of experts that lie in host memory: MXFP4 codes and scales, or W2 layers."""
+        geometry = checkpoint.describe(model).geometry
+        weights = 3 * geometry.experts * geometry.hidden * geometry.width
+        return self.in_host * (geometry.nbytes if self.experts == OURS else weights // 2 + weights // 32)
+
+    def engine(self, model: Path) -> dict[str, Any]:
+        """Options of the engine that this side has alone."""
+        if self.experts == OURS:
+            return {"quantization": "moet_w2"}
+        if not self.in_host:
+            return {}
+        budget = self.host_bytes(model) / 2**30
+        return {"offload_backend": "uva", "cpu_offload_gb": budget, "cpu_offload_params": set(EXPERT_PARAMETERS)}
 
 
-def environment(layers: int, mapped: int | None) -> dict[str, str]:
+def sides(mapped: list[int], offloaded: list[int]) -> list[Side]:
+    """Stock first: the others are held against it."""
+    return [Side(STOCK), *(Side(STOCK, count) for count in offloaded), *(Side(OURS, count) for count in mapped)]
+
+
+def environment(layers: int, side: Side) -> dict[str, str]:
     """The environment of a side's process: stock takes upstream's code paths, ours maps the last layers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
-    own = {"VLLM_MOE_W2": "0"} if mapped is None else {}
-    if mapped:
-        own["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(str(key) for key in range(layers - mapped, layers))
+    own = {"VLLM_MOE_W2": "0"} if side.experts == STOCK else {}
+    if side.experts == OURS and side.in_host:
+        own["VLLM_MOE_W2_MAPPED_LAYERS"] = ",".join(str(key) for key in range(layers - side.in_host, layers))
     return kept | ENVIRONMENT | own
+
+
+def group(side: Side) -> str:
+    """What ``--only`` calls it."""
+    return "offloaded" if side.experts == STOCK and side.in_host else side.experts
+
+
+def expert_memory(model: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of everything that experts are read from: of ours the whole layers, of stock the parameters."""
+    found = []
+    for module in model.modules():
+        if type(module).__name__ != "RoutedExperts":
+            continue
+        if hasattr(module, "w2"):
+            tensors = [module.w2.storage]
+        else:
+            tensors = [tensor for name, tensor in module.named_parameters(recurse=False) if name in EXPERT_PARAMETERS]
+        found += [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.nbytes]
+    return found
+
+
+def in_host_memory(model: Any) -> int:
+    """Bytes of :func:`expert_memory` that the driver says are host memory."""
+    from cuda.bindings import runtime as cudart
+
+    host = 0
+    for address, nbytes in expert_memory(model):
+        status, attributes = cudart.cudaPointerGetAttributes(address)
+        if int(status) != 0:
+            raise RuntimeError(f"cudaPointerGetAttributes: {status}")
+        host += nbytes * (attributes.type == cudart.cudaMemoryType.cudaMemoryTypeHost)
+    return host
 
 
 def randomise(model: Any) -> int:
@@ -165,22 +245,24 @@ def verify(model: Any) -> float:
     return worst
 
 
-def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict[str, Any]) -> dict[str, Any]:
+def measure(model: str, side: Side, counts: list[int], repeats: int, engine: dict[str, Any]) -> dict[str, Any]:
     """One engine: its rates for each number of concurrent requests."""
     import random
 
     from vllm import LLM, SamplingParams
 
     start = time.perf_counter()
-    llm = LLM(model, quantization=None if side == STOCK else "moet_w2", **engine)
+    llm = LLM(model, **engine, **side.engine(Path(model)))
     ready = time.perf_counter() - start
-    checked: dict[str, Any]
-    if side == STOCK:
-        checked = {"experts": llm.apply_model(backend)[0], "randomised_bytes": sum(llm.apply_model(randomise))}
+    checked: dict[str, Any] = {"host_bytes": sum(llm.apply_model(in_host_memory))}
+    if checked["host_bytes"] != (asked := side.host_bytes(Path(model))):
+        raise SystemExit(f"{side.name}: {checked['host_bytes']:,} bytes of experts lie in host memory, not {asked:,}")
+    if side.experts == STOCK:
+        checked |= {"experts": llm.apply_model(backend)[0], "randomised_bytes": sum(llm.apply_model(randomise))}
     else:
-        checked = {"error_to_reference": max(llm.apply_model(verify))}
+        checked |= {"error_to_reference": max(llm.apply_model(verify))}
         if not checked["error_to_reference"] < TOLERANCE:
-            raise SystemExit(f"{side}: the layers are {checked['error_to_reference']:.2e} off the reference")
+            raise SystemExit(f"{side.name}: the layers are {checked['error_to_reference']:.2e} off the reference")
     noise = random.Random(SEED)
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
     seen: set[int] = set()
@@ -194,7 +276,7 @@ def measure(model: str, side: str, counts: list[int], repeats: int, engine: dict
         for output in outputs:
             ids = output.outputs[0].token_ids
             if len(ids) != tokens:
-                raise SystemExit(f"{side}: {len(ids)} tokens came instead of {tokens}")
+                raise SystemExit(f"{side.name}: {len(ids)} tokens came instead of {tokens}")
             seen.update(ids)
         return seconds
 
@@ -228,21 +310,34 @@ def summary(count: int, pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 def compare(measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
     """Every side of ours over stock, for each number of requests."""
-    stock, names = measured[STOCK]["requests"], ("decode_tokens_per_s", "tokens_per_s")
+    return {side: _over(rates, measured[STOCK]) for side, rates in measured.items() if side.startswith(OURS)}
+
+
+def compare_in_host(measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Every side of ours over stock with the experts of as many layers in host memory, where there is one."""
+    found = {}
+    for name, rates in measured.items():
+        beside = Side(STOCK, Side.of(name).in_host).name
+        if name.startswith(OURS) and beside != STOCK and beside in measured:
+            found[name] = _over(rates, measured[beside])
+    return found
+
+
+def _over(rates: dict[str, Any], base: dict[str, Any]) -> dict[str, dict[str, float]]:
+    names = ("decode_tokens_per_s", "tokens_per_s")
     return {
-        side: {count: {name: rates["requests"][count][name] / stock[count][name] for name in names} for count in stock}
-        for side, rates in measured.items()
-        if side != STOCK
+        count: {name: rates["requests"][count][name] / base["requests"][count][name] for name in names}
+        for count in base["requests"]
     }
 
 
-def run(side: str, mapped: int | None, args: argparse.Namespace) -> dict[str, Any]:
+def run(side: Side, args: argparse.Namespace) -> dict[str, Any]:
     """A side's measurement in a process of its own, or the one that an earlier command left."""
-    result = WORK / f"{side}.json"
+    result = WORK / f"{side.name}.json"
     if not result.exists():
-        command = [sys.executable, __file__, "--child", side, "--repeats", str(args.repeats)]
+        command = [sys.executable, __file__, "--child", side.name, "--repeats", str(args.repeats)]
         command += ["--requests", *map(str, args.requests)]
-        subprocess.run(command, env=environment(args.layers, mapped), check=True)
+        subprocess.run(command, env=environment(args.layers, side), check=True)
     return json.loads(result.read_text())
 
 
@@ -260,24 +355,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="decode rate, vLLM's own experts against ours")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--mapped", type=int, nargs="+", default=[0], help="mapped layers of ours, one side for each")
+    parser.add_argument(
+        "--offloaded", type=int, nargs="*", default=[], help="layers of stock whose experts are offloaded, likewise"
+    )
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--only", choices=(STOCK, "ours"), help="measure this much only, for a later run")
+    parser.add_argument("--only", choices=(STOCK, "offloaded", OURS), help="measure this much only, for a later run")
     parser.add_argument("--out", type=Path, help="write a result file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        measured = measure(str(WORK / "model"), args.child, args.requests, args.repeats, ENGINE)
+        measured = measure(str(WORK / "model"), Side.of(args.child), args.requests, args.repeats, ENGINE)
         (WORK / f"{args.child}.json").write_text(json.dumps(measured))
         return
+    for count in (*args.mapped, *args.offloaded):
+        if not 0 <= count <= args.layers:
+            raise SystemExit(f"{count} layers in host memory of {args.layers}; ask for as many as there are, or fewer")
     hold_options(args.layers, args.requests, args.repeats)
     write_model(WORK / "model", args.layers)
-    wanted = {
-        side: mapped
-        for side, mapped in sides(args.mapped).items()
-        if args.only is None or (side == STOCK) == (args.only == STOCK)
-    }
-    measured = {side: run(side, mapped, args) for side, mapped in wanted.items()}
+    wanted = [side for side in sides(args.mapped, args.offloaded) if args.only in (None, group(side))]
+    measured = {side.name: run(side, args) for side in wanted}
     print(json.dumps(measured, indent=2))
     if args.only:
         return
@@ -291,8 +388,9 @@ def main() -> None:
         "engine": ENGINE,
         "sides": measured,
         "ours_over_stock": compare(measured),
+        "ours_over_offloaded": compare_in_host(measured),
     }
-    print(json.dumps(result["ours_over_stock"], indent=2))
+    print(json.dumps({key: result[key] for key in ("ours_over_stock", "ours_over_offloaded")}, indent=2))
     if args.out:
         facts.write(args.out, result)
     shutil.rmtree(WORK)
