@@ -63,19 +63,19 @@ class Case:
                 except ValueError:
                     found.append(f"{name}: arguments are no JSON: {text!r}")
                     continue
-                if _canonical(got) != _canonical(expected):
+                if canonical(got) != canonical(expected):
                     found.append(f"{name}: expected {json.dumps(expected, ensure_ascii=False)}, got {text}")
         if streamed and answer.pieces < self.streams:
             found.append(f"arguments came in {answer.pieces} deltas, expected at least {self.streams}")
         return found
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     """For comparing as JSON does: 3 is 3.0, but True is not 1, and members have no order."""
     if isinstance(value, dict):
-        return {key: _canonical(inner) for key, inner in value.items()}
+        return {key: canonical(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_canonical(inner) for inner in value]
+        return [canonical(inner) for inner in value]
     return ("boolean", value) if isinstance(value, bool) else value
 
 

@@ -1,0 +1,164 @@
+"""The command line that every suite has.
+
+Exit status: 0 every gate passed, 1 a gate failed, 2 it could not be run or judged (one line says why; a run that was
+begun is gone on with by --resume), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moet_w2.errors import MoetError
+from validation import target
+
+from . import casefile, derived, digest, live, manifest, plan, rundir, verdict
+from .errors import ReplayError, RunError
+from .plan import Planned, Suite
+from .talk import Dry, NotAsked
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = Path(".native") / "validation"
+
+
+def main(suite: Suite, argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Run a suite's command.
+
+    Args:
+        argv: arguments; default: those of the process.
+        root: checkout whose note of what was served last is read.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(suite).parse_args(words)
+    try:
+        if args.replay:
+            return _replay(suite, args.replay)
+        if args.list or args.dry_run:
+            return _show(suite, args)
+        return live.run(suite, args, _command(suite, words), root)
+    except MoetError as error:
+        print(f"{suite.name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{suite.name}: interrupted; go on with --resume and the run's folder", file=sys.stderr)
+        return 130
+
+
+def _parser(suite: Suite) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"run_{suite.name}.py", description=suite.about, epilog=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print what would be asked, one line an invocation")
+    what.add_argument("--dry-run", action="store_true", help="print the first request of each invocation as JSON")
+    what.add_argument("--replay", type=Path, metavar="FILE", help="judge a run's folder or a derived recording (.yaml)")
+    what.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a run that was interrupted")
+    parser.add_argument("--cases", default="full", metavar="SET", help="full, demo or a .yaml file; default: full")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only invocations with TEXT in their id")
+    parser.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help=f"a new dated folder is made there; default: {OUTPUT}"
+    )
+    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="without a byte; default: 1800")
+    target.add_arguments(parser)
+    suite.add_arguments(parser)
+    return parser
+
+
+def prepare(
+    suite: Suite, name: str, options: dict[str, Any], only: str, limit: int | None
+) -> tuple[Any, dict[str, Any], Planned]:
+    """Cases, what the manifest says of them, and the units.
+
+    Raises:
+        CaseError, RunError: they cannot be had.
+    """
+    path = casefile.locate(suite.name, name)
+    cases, files = casefile.load(suite.cases, path)
+    planned = suite.plan(cases, options, limit)
+    plan.unique(planned.invocations)
+    if only:
+        planned = plan.only(planned, only)
+    if not planned.units:
+        reason = next(iter(planned.left_out.values()), "the set is empty")
+        raise RunError(f"{path} leaves nothing to ask: {reason}")
+    return cases, {"set": path.stem, "files": files}, planned
+
+
+def _show(suite: Suite, args: argparse.Namespace) -> int:
+    cases, told, planned = prepare(suite, args.cases, suite.options(args), args.only, args.max_model_len)
+    if args.list:
+        for invocation in planned.invocations:
+            seed = "" if invocation.seed is None else f"  seed {invocation.seed}"
+            print(f"{invocation.kind:<11} {invocation.id}{seed}")
+        for name, reason in planned.left_out.items():
+            print(f"left out    {name}: {reason}")
+        return 0
+    for invocation in planned.invocations:
+        talk = Dry(args.model or "MODEL", verdict.salt("dry run", invocation.id))
+        try:
+            suite.perform(invocation, cases, talk)
+        except NotAsked:
+            pass
+        print(json.dumps({"invocation": invocation.id, "first": talk.first}, ensure_ascii=False))
+    print(json.dumps({"cases": told, "invocations": len(planned.invocations)}))
+    return 0
+
+
+def _replay(suite: Suite, path: Path) -> int:
+    if path.suffix in (".yaml", ".yml"):
+        edit = derived.load(path)
+        judged = replay(suite, path.parent / edit.source, edit.edits)
+        print(f"derived from {edit.source}: {edit.about}")
+    else:
+        judged = replay(suite, manifest.folder_of(path))
+    print("\n".join(verdict.lines(judged)))
+    return 0 if judged.passed else 1
+
+
+def replay(suite: Suite, folder: Path, edits: list[derived.Edit] | None = None) -> verdict.Verdict:
+    """Judge a recorded run again.
+
+    Args:
+        edits: to make on the recording first; the outcome is then not held to the recorded one.
+
+    Raises:
+        ReplayError: the run is damaged, was edited, was recorded with other cases, or is judged otherwise now.
+    """
+    document = manifest.read(folder)
+    recorded = document["plan"]
+    if recorded["suite"] != suite.name:
+        raise ReplayError(f"{folder} is a run of {recorded['suite']}; use run_{recorded['suite']}.py")
+    cases, planned = _recorded(suite, recorded)
+    _, records = rundir.read(folder)
+    if edits is not None:
+        return verdict.judge(suite, cases, planned, derived.apply(records, edits), recorded, strict=False)
+    judged = verdict.judge(suite, cases, planned, records, recorded)
+    if "outcome" not in document:
+        return judged
+    if digest.of_json(judged.document()) != digest.of_json(document["outcome"]):
+        raise ReplayError(f"{folder}: the outcome in its manifest is not what its records give; record it again")
+    return judged
+
+
+def _recorded(suite: Suite, recorded: dict[str, Any]) -> tuple[Any, Planned]:
+    """The cases and units that a plan names, if they are still the same."""
+    name = recorded["cases"]["set"]
+    limit = recorded["server"]["max_model_len"]
+    cases, told, planned = prepare(suite, name, recorded["options"], recorded["only"], limit)
+    if told != recorded["cases"]:
+        raise ReplayError(f"cases {suite.name}/{name} have changed since they were recorded; record them again")
+    return cases, planned
+
+
+def _command(suite: Suite, words: list[str]) -> str:
+    """The command for the manifest, less the places and keys of one machine."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--output-dir", "--resume", "--base-url", "--audit", "--recipe"):
+        parser.add_argument(flag)
+    kept = parser.parse_known_args(words)[1]
+    return shlex.join(["python", f"validation/run_{suite.name}.py", *(os.path.basename(word) for word in kept)])

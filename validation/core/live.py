@@ -1,0 +1,137 @@
+"""A run against a server: begun anew or gone on with, recorded unit by unit, judged from its records at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from validation import target
+
+from . import command, digest, manifest, preflight, progress, rundir, verdict
+from .errors import RunError
+from .plan import Planned, Suite, Unit
+from .talk import Live, Record
+from .wire import Server
+
+ALIVE_SECONDS = 15.0
+
+
+def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
+    """Ask, record, judge, print. Returns the exit status.
+
+    Args:
+        told: the command, for the manifest.
+        root: checkout whose note of what was served last is read.
+
+    Raises:
+        MoetError: it cannot be run; what was recorded so far stays and can be gone on with.
+    """
+    aim = target.resolve(args, root, os.environ.get("VLLM_API_KEY"))
+    server = Server(aim.base_url, aim.api_key, args.timeout)
+    found = preflight.examine(server, aim)
+    if args.resume:
+        folder = manifest.folder_of(args.resume)
+        document = _resumable(suite, folder, found)
+        cases, planned = command._recorded(suite, document["plan"])
+    else:
+        options = suite.options(args)
+        cases, named, planned = command.prepare(suite, args.cases, options, args.only, found["max_model_len"])
+        document = manifest.opened(_plan(suite, named, planned, found, options, args.only, cases, told))
+        folder = rundir.create(args.output_dir or root / command.OUTPUT, _name(suite, named, document))
+        manifest.write(folder, document)
+    progress.tell(f"{suite.name}: {len(planned.invocations)} invocations into {folder}")
+    for name, reason in planned.left_out.items():
+        progress.tell(f"      left out: {name}: {reason}")
+    with rundir.held(folder):
+        rundir.mend(folder)
+        _ask(suite, cases, planned, folder, document["plan"], server)
+        _, records = rundir.read(folder)
+        judged = verdict.judge(suite, cases, planned, records, document["plan"])
+        manifest.write(folder, manifest.closed(document, folder, judged.document()))
+    print("\n".join(verdict.lines(judged)))
+    return 0 if judged.passed else 1
+
+
+def _plan(
+    suite: Suite,
+    named: dict[str, Any],
+    planned: Planned,
+    server: dict[str, Any],
+    options: dict[str, Any],
+    only: str,
+    cases: Any,
+    told: str,
+) -> dict[str, Any]:
+    sys.path.insert(0, str(command.ROOT))
+    from bench import facts
+
+    provenance = facts.provenance() | {"command": told}
+    return {
+        "suite": suite.name,
+        "about": cases.about,
+        "run_id": digest.of_text(f"{provenance['time']} {os.urandom(16).hex()}")[:16],
+        "cases": named,
+        "options": options,
+        "only": only,
+        "server": server,
+        "allowed_faults": cases.allowed_faults,
+        "units": [[invocation.id for invocation in unit.invocations] for unit in planned.units],
+        "left_out": planned.left_out,
+        "provenance": provenance,
+    }
+
+
+def _name(suite: Suite, named: dict[str, Any], document: dict[str, Any]) -> str:
+    return f"{suite.name}-{named['set']}-{manifest.stamp()}"
+
+
+def _resumable(suite: Suite, folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run that may be gone on with on this server."""
+    document = manifest.read(folder)
+    recorded = document["plan"]
+    if recorded["suite"] != suite.name:
+        raise RunError(f"{folder} is a run of {recorded['suite']}; use run_{recorded['suite']}.py")
+    if "outcome" in document:
+        raise RunError(f"{folder} is complete; --replay judges it, and a new run needs no --resume")
+    for name, value in recorded["server"].items():
+        if found[name] != value:
+            raise RunError(
+                f"{name} of the server is {found[name]}, {folder} was begun with {value}; begin a new run "
+                "(a server that was started again is another one)"
+            )
+    return document
+
+
+def _ask(suite: Suite, cases: Any, planned: Planned, folder: Path, plan: dict[str, Any], server: Server) -> None:
+    finished, _ = rundir.read(folder)
+    total, number = len(planned.invocations), 0
+    for unit in planned.units:
+        number += len(unit.invocations)
+        if unit.id in finished:
+            progress.tell(f"[{number}/{total}] {unit.id}: done before")
+            continue
+        with progress.alive(unit.id, server, ALIVE_SECONDS):
+            results = _at_once(suite, cases, unit, plan, server)
+        rundir.append(folder, unit.id, {name: record for name, (record, _) in results.items()})
+        for name, (record, faults) in results.items():
+            progress.done(number, total, name, record, faults)
+        if unit.stop_on_fault and any(faults for _, faults in results.values()):
+            progress.tell(f"      {unit.id} must hold before anything else is asked: stopped")
+            return
+
+
+def _at_once(
+    suite: Suite, cases: Any, unit: Unit, plan: dict[str, Any], server: Server
+) -> dict[str, tuple[Record, list[str]]]:
+    def one(invocation: Any) -> tuple[Record, list[str]]:
+        talk = Live(plan["server"]["model"], verdict.salt(plan["run_id"], invocation.id), server)
+        found = suite.perform(invocation, cases, talk)
+        return talk.record, [f"{fault.gate}: {fault.text}" for fault in found]
+
+    with ThreadPoolExecutor(len(unit.invocations)) as pool:
+        results = list(pool.map(one, unit.invocations))
+    return {invocation.id: result for invocation, result in zip(unit.invocations, results, strict=True)}
