@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+DIGEST = "payload_sha256"
+"""Last field of a result file: an edit by hand no longer fits it. It guards against slips, not against forgery. A file
+from before there was one stays valid; `bench/bench.py lint` says so."""
 
 
 def provenance() -> dict[str, Any]:
@@ -48,9 +52,23 @@ def _revision() -> dict[str, Any]:
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Write a result file: provenance first, then the results."""
+    """Write a result file: provenance first, then the results, last the digest of both."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"provenance": provenance(), **results}, indent=2) + "\n")
+    path.write_text(json.dumps(sealed({"provenance": provenance(), **results}), indent=2) + "\n")
+
+
+def digest(document: dict[str, Any]) -> str:
+    """sha256, in hex, of everything but the digest itself: as JSON with sorted keys and no spaces, in UTF-8."""
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as JSON gives it back, with its digest."""
+    plain = json.loads(json.dumps(document))
+    plain.pop(DIGEST, None)
+    return plain | {DIGEST: digest(plain)}
 
 
 def _arguments(given: list[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What bench/bench.py is made of: machines, the schema of results, checks, comparisons, tables and plots."""

@@ -1,0 +1,96 @@
+"""Two result files of one benchmark side by side: every figure that both have, and what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .fault import BenchError
+from .library import Result
+
+_RATE, _TIME = "_per_s", "seconds"
+_SKIPPED = ("provenance", "audit", "metrics", "counters", "logger", "progress", "prediction", "engine", "samples")
+"""Parts that are not figures of the benchmark itself."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both: its path, its values, the second over the first."""
+
+    name: str
+    first: float
+    second: float
+
+    @property
+    def ratio(self) -> float | None:
+        return self.second / self.first if self.first else None
+
+    @property
+    def worse_by(self) -> float:
+        """How much worse the second is, as a share: a rate by what it lost, a time by what it grew; else 0."""
+        if self.ratio is None:
+            return 0.0
+        if self.name.endswith(_RATE):
+            return 1 - self.ratio
+        return self.ratio - 1 if self.name.endswith(_TIME) else 0.0
+
+
+def rows(first: Result, second: Result) -> list[Row]:
+    """Every number that both files have at the same place.
+
+    Raises:
+        BenchError: they are of different benchmarks, or share no figure.
+    """
+    kinds = [result.document.get("benchmark") for result in (first, second)]
+    if kinds[0] != kinds[1]:
+        raise BenchError(f"{first.path} is of {kinds[0]}, {second.path} of {kinds[1]}; compare two of one benchmark")
+    mine, theirs = dict(figures(first.document)), dict(figures(second.document))
+    found = [Row(name, value, theirs[name]) for name, value in mine.items() if name in theirs]
+    if not found:
+        raise BenchError(f"{first.path} and {second.path} share no figure; compare two of one benchmark")
+    return found
+
+
+def figures(document: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """(path, number) of everything below a part of a result."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key not in _SKIPPED:
+                yield from figures(value, f"{path}.{key}" if path else key)
+    elif isinstance(document, list):
+        for index, value in enumerate(document):
+            yield from figures(value, f"{path}.{index}")
+    elif isinstance(document, int | float) and not isinstance(document, bool):
+        yield path, float(document)
+
+
+def differences(first: Result, second: Result) -> Iterator[str]:
+    """What must be known before two results are called better or worse than each other."""
+    mine, theirs = first.document["provenance"], second.document["provenance"]
+    for key in ("commit", "command"):
+        if mine[key] != theirs[key]:
+            yield f"{key}: {mine[key]} | {theirs[key]}"
+    for key in ("hardware", "versions"):
+        for name in sorted(mine[key].keys() | theirs[key].keys()):
+            values = mine[key].get(name), theirs[key].get(name)
+            if values[0] != values[1]:
+                yield f"{name}: {values[0]} | {values[1]}"
+    for key in ("configuration", "recipe_sha256", "synthetic"):
+        values = first.document.get(key), second.document.get(key)
+        if values[0] != values[1]:
+            yield f"{key}: {values[0]} | {values[1]}"
+    for result, given in ((first, mine), (second, theirs)):
+        if given["dirty"]:
+            yield f"{result.path}: measured with uncommitted changes"
+
+
+def text(found: list[Row], different: list[str], first: Result, second: Result) -> str:
+    """Both for a person."""
+    wide = max(len(row.name) for row in found)
+    lines = [f"A  {first.path}", f"B  {second.path}", *(f"differs  {line}" for line in different), ""]
+    lines.append(f"{'figure':<{wide}} {'A':>16} {'B':>16} {'B/A':>8}")
+    for row in found:
+        ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
+        lines.append(f"{row.name:<{wide}} {row.first:>16,.6g} {row.second:>16,.6g} {ratio:>8}")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""The command bench/bench.py: exit codes, what it hands to others, and two results side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import bench_samples as samples
+import pytest
+from bench_samples import facts
+from runner import load as loads
+from runner.fault import BenchError
+from runner.library import Library
+
+import bench
+
+DEMO = samples.ROOT / "demo" / "checkpoint"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    samples.checkout(tmp_path, samples.served(), samples.served(rate=72.0))
+    return tmp_path
+
+
+@pytest.fixture
+def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.facts, "provenance", lambda: samples.PROVENANCE)
+
+
+def test_lint_and_render_end_with_1_where_something_is_wrong(root: Path, capsys) -> None:
+    assert bench.main(["lint"], root) == 0 and "0 faults, 3 notes" in capsys.readouterr().out
+    assert bench.main(["render", "--check"], root) == 1 and "is missing; run" in capsys.readouterr().out
+    assert bench.main(["render"], root) == 0 and "wrote bench/plots/startup.svg" in capsys.readouterr().out
+    assert bench.main(["render", "--check"], root) == 0
+    path = root / "bench" / "results" / "serving_0.json"
+    path.write_text(path.read_text().replace("72.0", "73.0").replace("90.0", "91.0"))
+    assert bench.main(["lint"], root) == 1 and "edited" in capsys.readouterr().out
+    assert bench.main(["render", "--list"], root) == 0 and "profiles" in capsys.readouterr().out
+
+
+def test_two_results_side_by_side(root: Path, capsys) -> None:
+    first, second = (root / "bench" / "results" / f"serving_{number}.json" for number in (0, 1))
+    assert bench.main(["compare", str(first), str(second)], root) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("phases.decode_1x1024.client.decode_tokens")]
+    assert line.split()[1:] == ["90", "72", "0.800"] and "differs" not in said
+    assert bench.main(["compare", str(first), str(second), "--worse-than", "25"], root) == 0
+    assert bench.main(["compare", str(first), str(second), "--worse-than", "15"], root) == 1
+    assert "worse by 20.0%: phases.decode_1x1024" in capsys.readouterr().out
+    assert bench.main(["compare", str(second), str(first), "--worse-than", "15"], root) == 0
+
+
+def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None:
+    document = samples.served("h200-512k")
+    document["provenance"]["commit"] = "b" * 40
+    document["provenance"]["versions"]["torch"] = "9"
+    document["provenance"]["dirty"] = True
+    samples.store(root, facts.sealed(document), "other.json")
+    folder = root / "bench" / "results"
+    assert bench.main(["compare", str(folder / "serving_0.json"), str(folder / "other.json")], root) == 0
+    said = capsys.readouterr().out
+    for line in ("commit: aaaa", "torch: None | 9", "configuration: h200-300k | h200-512k", "uncommitted changes"):
+        assert line in said
+    assert bench.main(["compare", str(folder / "other.json"), str(folder / "kernels_h200.json")], root) == 2
+    assert "compare two of one benchmark" in capsys.readouterr().err
+
+
+def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200, monkeypatch) -> None:
+    ran = []
+    monkeypatch.setattr(bench.subprocess, "call", lambda command: ran.append(command) or 3)
+    assert bench.main(["run", "--recipe", "h200-300k", "--", "--prefill", "32768"], root) == 3
+    (command,) = ran
+    assert command[1] == str(samples.ROOT / "bench" / "serving.py")
+    assert command[2:] == [
+        *("--recipe", str(root / "bench" / "recipes" / "h200-300k.yaml"), "--budget", "550"),
+        *("--out", str(root / "bench" / "results" / "serving_h200-300k_h200.json"), "--prefill", "32768"),
+    ]
+    assert bench.main(["run", "--recipe", "h200-300k", "--", "--budget", "60"], root) == 3
+    assert ran[1].count("--budget") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--recipe", "nothing"], "there is no recipe 'nothing'; name one of demo-cpu"),
+        (["run", "--recipe", "demo-cpu"], "recipe demo-cpu is not for box h200"),
+        (["run", "--recipe", "pro6000-300k", "--box", "pro6000"], "this machine is not box pro6000: its GPU is NVIDIA"),
+        (["run", "--recipe", "h200-300k", "--box", "moon"], "there is no box 'moon'"),
+        (["compare", "nothing.json", "nothing.json"], "nothing.json: .*No such file"),
+    ],
+)
+def test_bad_usage_is_one_line(root: Path, on_h200, capsys, arguments: list[str], said: str) -> None:
+    import re
+
+    assert bench.main(arguments, root) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("bench: error: ") and re.search(said, line)
+
+
+def test_a_machine_that_no_box_describes_is_told_so(root: Path, monkeypatch, capsys) -> None:
+    hardware = samples.HARDWARE | {"gpu": "NVIDIA Abacus"}
+    monkeypatch.setattr(bench.facts, "provenance", lambda: {"hardware": hardware})
+    assert bench.main(["run", "--recipe", "h200-300k"], root) == 2
+    assert "no box of bench/boxes is this machine (NVIDIA Abacus, 16 cores)" in capsys.readouterr().err
+
+
+UPSTREAM = {
+    "num_prompts": 16,
+    "completed": 16,
+    "failed": 0,
+    "total_input_tokens": 8190,
+    "total_output_tokens": 2048,
+    "duration": 10.0,
+    "request_throughput": 1.6,
+    "output_throughput": 204.8,
+    "total_token_throughput": 1023.8,
+} | {f"{kind}_{name}_ms": 5.0 for kind in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl")}
+
+FAKE = """#!{python}
+import json, os, sys
+given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+if os.environ.get("HOW") == "fail":
+    sys.exit("connection refused")
+path = os.path.join(given["--result-dir"], given["--result-filename"])
+json.dump({document!r} | {{"num_prompts": int(given["--num-prompts"])}}, open(path, "w"))
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path):
+    def make(document: dict) -> Path:
+        path = tmp_path / "vllm"
+        path.write_text(FAKE.format(python=sys.executable, document=document))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+LOAD = loads.Load("127.0.0.1", 8000, "moet-demo", DEMO, prompts=3)
+
+
+def test_upstream_s_load_is_read_into_parts(vllm) -> None:
+    found = loads.run(LOAD, 20, vllm(UPSTREAM))
+    assert found["counts"]["num_prompts"] == 3 and found["client"]["output_throughput"] == 204.8
+    assert found["client_milliseconds"]["ttft"] == {"mean": 5.0, "median": 5.0, "p99": 5.0}
+    assert found["asked"]["input_tokens"] == 512
+
+
+def test_a_load_that_failed_is_one_line(vllm, monkeypatch) -> None:
+    short = {name: value for name, value in UPSTREAM.items() if name != "p99_itl_ms"}
+    with pytest.raises(BenchError, match="has no 'p99_itl_ms'"):
+        loads.run(LOAD, 20, vllm(short))
+    monkeypatch.setenv("HOW", "fail")
+    with pytest.raises(BenchError, match="ended with status 1: connection refused; is the server up"):
+        loads.run(LOAD, 20, vllm(UPSTREAM))
+
+
+def test_where_there_is_no_tokenizer_upstream_s_tool_does_not_fit(capsys) -> None:
+    assert bench.main(["load", "--recipe", "h200-300k"]) == 2
+    assert "holds no tokenizer" in capsys.readouterr().err
+
+
+def test_the_installed_tool_knows_these_options_and_writes_these_fields() -> None:
+    """Read from its source: to import it takes longer than all other tests here."""
+    from importlib.util import find_spec
+
+    folder = Path(find_spec("vllm").submodule_search_locations[0]) / "benchmarks"
+    source = (folder / "serve.py").read_text() + (folder / "datasets" / "datasets.py").read_text()
+    command = LOAD.command(Path("vllm"), Path("folder"))
+    for option in (word for word in command if word.startswith("--")):
+        assert f'"{option}"' in source, option
+    for field in loads.COUNTS + loads.RATES:
+        assert f'"{field}"' in source, field
+    assert all(f'"{name}"' in source for name in loads.LATENCIES)
+    assert 'f"mean_{metric_attribute_name}_ms"' in source and 'f"p{p_word}_{metric_attribute_name}_ms"' in source
+
+
+def test_a_load_result_is_sealed_and_passes(root: Path, vllm) -> None:
+    found = loads.run(LOAD, 20, vllm(UPSTREAM))
+    samples.store(root, facts.sealed({"provenance": samples.PROVENANCE} | found), "load.json")
+    assert bench.main(["lint"], root) == 0
+    assert json.loads((root / "bench" / "results" / "load.json").read_text())["benchmark"] == "load"
+    assert Library(root).of("load") and os.path.isdir(root)
