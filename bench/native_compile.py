@@ -8,7 +8,8 @@ from that one where something cannot be had without git, and only there; the res
 * CMakeLists.txt ends before the external projects (DeepGEMM, FlashMLA, ...), behind all of vLLM's own extensions;
 * CUTLASS's headers are those in vLLM's wheel, of another release; one source file of the targets reads two of them;
 * the generation of the Machete kernels, which belong to none of the targets, is skipped;
-* libcuda is an empty library, since a toolkit without its stubs has none, and libnvrtc the one that torch uses.
+* libcuda is an empty library, as a toolkit's stub is; libnvrtc and the headers of cuBLAS, cuSPARSE and cuSOLVER, which
+  compiler-only toolkits lack, are those that come with torch.
 
 One compiler runs at a time. After --seconds it is stopped; what was compiled stays for the next run, which goes on.
 """
@@ -56,11 +57,21 @@ def prepare(pins: pin_table.Pins, work: Path) -> Path:
     return tree
 
 
-def environment(pins: pin_table.Pins, arch: str, packages: Path) -> dict[str, str]:
-    """Variables of the build: those of cuda-native, for `arch`, with the CUTLASS of vLLM's wheel."""
+def environment(pins: pin_table.Pins, arch: str, packages: Path, work: Path) -> dict[str, str]:
+    """Variables of the build: those of cuda-native, for `arch`, with the CUTLASS of vLLM's wheel.
+
+    The host compiler also looks into a folder of links to library headers, behind the toolkit's own.
+    """
+    headers = work / "headers"
+    headers.mkdir(parents=True, exist_ok=True)
+    for library in ("cublas", "cusparse", "cusolver"):
+        for header in packages.glob(f"nvidia/*/include/{library}*.h"):
+            (headers / header.name).unlink(missing_ok=True)
+            (headers / header.name).symlink_to(header)
     cutlass = packages / "vllm" / "third_party" / "fmha_sm100" / "cutlass"
     made = native_build.build_environment(pins, NATIVE)
-    return {**os.environ, **made, "TORCH_CUDA_ARCH_LIST": arch, "VLLM_CUTLASS_SRC_DIR": str(cutlass)}
+    ours = {"TORCH_CUDA_ARCH_LIST": arch, "VLLM_CUTLASS_SRC_DIR": str(cutlass), "CPATH": str(headers)}
+    return {**os.environ, **made, **ours}
 
 
 def configure(tree: Path, build: Path, packages: Path, env: dict[str, str]) -> float:
@@ -101,14 +112,16 @@ def compile_target(target: str, build: Path, env: dict[str, str], until: float) 
     Returns steps done and in all, seconds of each step, and, if it is whole, the library's bytes and sha256.
     """
     ninja = NATIVE.absolute() / "venv-cuda" / "bin" / "ninja"
-    asked = subprocess.run([ninja, "-n", target], cwd=build, env=env, capture_output=True, text=True, check=True)
-    steps = int(asked.stdout.splitlines()[-1].partition("]")[0].rpartition("/")[2]) if "[" in asked.stdout else 0
+    asked = [ninja, "-t", "commands", target]
+    steps = len(subprocess.run(asked, cwd=build, capture_output=True, text=True, check=True).stdout.splitlines())
     process = subprocess.Popen(
         [ninja, "-j1", target], cwd=build, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
+    stopped = False
     try:
-        output, _ = process.communicate(timeout=max(1, until - time.monotonic()))
+        output, _ = process.communicate(timeout=max(1.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
+        stopped = True
         process.terminate()
         output, _ = process.communicate()
     library = next(build.glob(f"{target}*.so"), None) if process.returncode == 0 else None
@@ -118,9 +131,17 @@ def compile_target(target: str, build: Path, env: dict[str, str], until: float) 
     if library is not None:
         result |= {"bytes": library.stat().st_size, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
         result["architectures"] = architectures(library)
-    elif process.returncode > 0:
+    elif stopped:
+        result["stopped"] = "the time was up"
+    else:
         result["error"] = next((line for line in output.splitlines() if "error" in line.lower()), output[-300:])
     return result
+
+
+def differences() -> list[str]:
+    """The list in this module's docstring, an entry a line."""
+    listed = __doc__.partition("\n\n* ")[2].partition("\n\n")[0]
+    return [" ".join(entry.split()).rstrip(";.") for entry in listed.split("\n* ")]
 
 
 def step_seconds(log: str, target: str) -> dict[str, float]:
@@ -153,14 +174,14 @@ def main(arguments: list[str]) -> int:
         if not (NATIVE / "venv-cuda" / "bin" / "ninja").exists():
             raise BuildError(".native/venv-cuda is not there; run scripts/build-native.sh cuda", MISSING)
         packages = next((NATIVE.absolute() / "venv-cuda" / "lib").glob("python*/site-packages"))
-        work = NATIVE / "work" / "native-compile"
-        env = environment(pins, options.arch, packages)
+        work = NATIVE.absolute() / "work" / "native-compile"
+        env = environment(pins, options.arch, packages, work)
         tree = prepare(pins, work)
-        build = work.absolute() / f"build-{options.arch}"
+        build = work / f"build-{options.arch}"
         results: dict[str, Any] = {"arch": options.arch, "compiler": pins.get("cuda.compiler")}
         results["host_compiler"] = native_tools.output("g++", "-dumpfullversion")
-        results["differs_from_cuda_native"] = [line[2:] for line in __doc__.splitlines() if line.startswith("* ")]
-        results["configure_seconds"] = configure(tree.absolute(), build, packages, env)
+        results["differs_from_cuda_native"] = differences()
+        results["configure_seconds"] = configure(tree, build, packages, env)
         results["targets"] = {}
         until = time.monotonic() + options.seconds
         for target in options.targets:
