@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from moet_w2 import plugin, runtime, synthetic_loader
 from moet_w2.geometry import LayerGeometry
 from moet_w2.layer import Shard
 
-GEOMETRY = LayerGeometry(4, 256, 128)
+GEOMETRY = LayerGeometry(4, 256, 256)
 TARGETS, DRAFTS = 2, 3
 
 
@@ -31,6 +32,7 @@ def write_model(folder: Path) -> dict[int, dict[tuple[int, str, str], torch.Tens
         "num_hidden_layers": TARGETS,
         "num_hash_layers": 1,
         "n_routed_experts": GEOMETRY.experts,
+        "moe_intermediate_size": GEOMETRY.width,
         "num_experts_per_tok": 2,
         "compress_ratios": [4, 128] + [0] * DRAFTS,
         "n_mtp_layers": DRAFTS,
@@ -118,6 +120,13 @@ def main(folder: Path, load_format: str) -> None:
         model = DSparkDeepseekV4ForCausalLM(vllm_config=config)
         loader.drafting = True
         load(loader, model, draft_config)
+        shares: dict[str, list[str]] = {}
+        if target is not None:
+            whole = parameters(target) | of_draft(model)
+            layers = dict(here.layers)
+            shares = split(whole, lambda: both(config, draft_config, loader))
+            here.layers.clear()
+            here.layers.update(layers)
     facts = {
         "quantization": quantization.get_name(),
         "layers": {key: layer.origin for key, layer in here.layers.items()},
@@ -143,6 +152,7 @@ def main(folder: Path, load_format: str) -> None:
     else:
         facts["dense"] = dense(model)
         facts["target"] = dense(target)
+        facts["shares"] = shares
         # What vLLM's own load_weights leaves for the first layer, and its forward pass asserts.
         facts["finished"] = target.model.layers[0].hc_attn_fn_broadcast is not None
     print("RESULT " + json.dumps(facts))
@@ -163,11 +173,70 @@ def astray() -> list[torch.Tensor]:
     return [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.is_meta]
 
 
-def dense(model: torch.nn.Module) -> dict[str, list[float]]:
-    """Of each parameter that the synthetic loader gave values: smallest and largest root mean square of its rows."""
+def both(config: Any, draft_config: Any, loader: Any) -> dict[str, torch.Tensor]:
+    """Parameters of target and draft of one rank, built anew."""
+    from vllm.models.deepseek_v4.nvidia.dspark import DSparkDeepseekV4ForCausalLM
+    from vllm.models.deepseek_v4.nvidia.model import DeepseekV4ForCausalLM
+
+    config.compilation_config.static_forward_context.clear()
+    runtime.get().layers.clear()
     found = {}
-    for module, prefix in synthetic_loader._modules(model):
-        own = dict(module.named_parameters(recurse=False))
+    for kind, drafting in ((DeepseekV4ForCausalLM, False), (DSparkDeepseekV4ForCausalLM, True)):
+        loader.drafting = drafting
+        model = kind(vllm_config=config)
+        loader.load_weights(model, draft_config if drafting else config.model_config)
+        found |= of_draft(model) if drafting else parameters(model)
+    return found
+
+
+def split(whole: dict[str, torch.Tensor], build: Callable[[], dict[str, torch.Tensor]]) -> dict[str, list[str]]:
+    """How two ranks hold each parameter of one model: ``whole``, ``shared out``, or something that is ``wrong``.
+
+    vLLM's layers take their rank and size from the group while they are built, and only then.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group, ranks = get_tp_group(), []
+    for rank in (0, 1):
+        group.world_size, group.rank_in_group = 2, rank
+        ranks.append(build())
+    group.world_size, group.rank_in_group = 1, 0
+    found: dict[str, list[str]] = {"whole": [], "shared out": [], "wrong": []}
+    for name, value in whole.items():
+        parts = [made[name] for made in ranks]
+        if all(torch.equal(part, value) for part in parts):
+            found["whole"].append(name)
+        else:
+            ways = [torch.cat(parts, dim) for dim in range(value.ndim)]
+            if not len(parts[0]) % 2:  # gate and up projection lie in one parameter
+                ways.append(torch.cat([part.chunk(2)[half] for half in (0, 1) for part in parts]))
+            found["shared out" if any(torch.equal(way, value) for way in ways) else "wrong"].append(name)
+    return found
+
+
+def of_draft(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The draft's own parameters; embedding and head become the target's once it is loaded."""
+    own = parameters(model).items()
+    return {f"draft {name}": value for name, value in own if not name.startswith(synthetic_loader.SHARED)}
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Bytes of each parameter that holds any; of an attention sink, those of heads that exist."""
+    found = {}
+    for name, held in model.named_parameters():
+        value = held.detach()
+        if name.endswith("attn_sink"):
+            value = value[value.isfinite()]
+        if value.numel():
+            found[name] = value.contiguous().view(torch.uint8).clone()
+    return found
+
+
+def dense(model: torch.nn.Module) -> dict[str, list[float]]:
+    """Of each parameter that is no expert's: smallest and largest root mean square of its rows."""
+    found = {}
+    for prefix, module in model.named_modules():
+        own = {} if hasattr(module, "w2") else dict(module.named_parameters(recurse=False))
         for name, value in own.items():
             if name.startswith("weight_scale"):
                 continue
@@ -175,6 +244,8 @@ def dense(model: torch.nn.Module) -> dict[str, list[float]]:
             scale = next((own[other] for other in own if other.startswith("weight_scale")), None)
             if scale is not None:
                 rows = rows * float(scale.float().flatten()[0])
+            if name == "attn_sink":
+                rows = rows[rows.isfinite()]
             size = rows.flatten(1).pow(2).mean(1).sqrt() if rows.ndim > 1 else rows.abs()
             found[f"{prefix}.{name}" if prefix else name] = [float(size.min()), float(size.max())]
     return found

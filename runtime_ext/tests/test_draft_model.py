@@ -80,25 +80,25 @@ def test_a_computed_draft_needs_no_tensor(computed) -> None:
 
 
 def test_computed_matrices_keep_activations_their_size(computed) -> None:
-    dense = computed["dense"]
+    dense, target = computed["dense"], computed["target"]
 
-    def near(name: str, wanted: float) -> bool:
-        low, high = dense[name]
+    def near(found: list[float], wanted: float) -> bool:
+        low, high = found
         return 0.6 * wanted < low <= high < 1.6 * wanted
 
     layer = "model.layers.1"
-    assert near("model.embed_tokens.weight", 1.0)
-    assert near(f"{layer}.attn.wq_b.weight", 128**-0.5)
-    assert near(f"{layer}.ffn.shared_experts.gate_up_proj.weight", 256**-0.5)
-    assert near(f"{layer}.attn.wo_b.weight", 256**-0.5 / 8)
-    assert near(f"{layer}.ffn.shared_experts.down_proj.weight", 128**-0.5 / 8)
-    assert near(f"{layer}.hc_attn_fn", 1024**-0.5)
+    assert near(target["model.embed_tokens.weight"], 1.0)
+    assert near(dense[f"{layer}.attn.wq_b.weight"], 128**-0.5)
+    assert near(dense[f"{layer}.ffn.shared_experts.gate_up_proj.weight"], 256**-0.5)
+    assert near(dense[f"{layer}.attn.wo_b.weight"], 256**-0.5 / 8)
+    assert near(dense[f"{layer}.ffn.shared_experts.down_proj.weight"], 256**-0.5 / 8)
+    assert near(dense[f"{layer}.hc_attn_fn"], 1024**-0.5)
     assert dense[f"{layer}.hc_attn_scale"] == dense[f"{layer}.attn.kv_norm.weight"] == [1.0, 1.0]
     assert dense[f"{layer}.hc_attn_base"] == dense[f"{layer}.attn.attn_sink"] == [0.0, 0.0]
 
 
 def test_few_rows_of_the_head_lead(computed) -> None:
-    low, high = computed["dense"]["lm_head.weight"]
+    low, high = computed["target"]["lm_head.weight"]
     assert low > 0.8 * 256**-0.5 and high > 3 * low
 
 
@@ -110,3 +110,14 @@ def test_a_computed_target_has_every_parameter_and_is_finished(computed) -> None
     zeros = {name.rpartition(".")[2] for name, (_, high) in target.items() if high == 0}
     assert zeros <= {"attn_sink", "ape", "hc_attn_base", "hc_ffn_base", "hc_head_base", "e_score_correction_bias"}
     assert any(".indexer." in name for name in target) and any(name.endswith("tid2eid") for name in target)
+
+
+def test_two_ranks_share_out_the_computed_model_of_one(computed) -> None:
+    """Every parameter of target and draft, bit for bit: whole on both ranks, or the parts of both joined."""
+    shares = computed["shares"]
+    assert shares["wrong"] == []
+    ends = {name.split(".layers.1.")[1] for name in shares["shared out"] if name.startswith("draft model.layers.1.")}
+    split = ("attn.wq_b", "attn.wo_a", "attn.wo_b", "ffn.shared_experts.gate_up_proj", "ffn.shared_experts.down_proj")
+    assert {f"{name}.weight" for name in split} <= ends
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(shares["shared out"])
+    assert {"model.layers.0.attn.fused_wqa_wkv.weight", "draft model.main_proj.weight"} <= set(shares["whole"])
