@@ -7,7 +7,7 @@ SHELL := /bin/bash
 ENV := .native/venv-cpu
 RUN := scripts/run-python.sh
 
-.PHONY: help setup demo serve-demo validate test lint check kernels patch clean
+.PHONY: help setup demo serve-demo validate test lint check docs-check kernels patch clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,12 +30,15 @@ test: setup ## run every test (no network needed after setup); one process for t
 lint: setup ## ruff, shellcheck and a dry run of every recipe
 	@scripts/lint.sh
 
-check: setup lint ## lint, and fail on drift of the patch, the locks, the pins and the kernels
+check: setup lint docs-check ## lint, and fail on drift of the patch, the locks, the pins, the documents and the kernels
 	@$(RUN) patch/tool.py --check
 	@$(RUN) scripts/lib/lockfile.py cpu --check
 	@$(RUN) scripts/lib/lockfile.py cuda --check
 	@$(RUN) scripts/lib/pin_leaks.py
 	@scripts/kernels.sh --check
+
+docs-check: setup ## hold the documents against the tree: commands, links, numbers, messages, figures
+	@$(ENV)/bin/python scripts/lib/docs_check.py
 
 kernels: ## compile the CUDA kernels to cubins with the pinned compiler
 	@scripts/kernels.sh
