@@ -81,8 +81,13 @@ def is_ready(native: Path, want: Wanted) -> bool:
     return stamp.read(link) == want.stamp() and (link / "bin" / "python").exists()
 
 
-def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str) -> bool:
-    """Make the environment if it is not ready. Returns whether anything was done."""
+def ensure(
+    pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str, extension_wheel: Path | None = None
+) -> bool:
+    """Make the environment if it is not ready, with an extension that is built already if one is given.
+
+    Returns whether anything was done.
+    """
     lockfile.check(pins, packages_of(variant))
     want = wanted(pins, variant, built.sha256)
     if is_ready(native, want):
@@ -92,7 +97,7 @@ def ensure(pins: pin_table.Pins, native: Path, built: wheels.Built, variant: str
     if stamp.read(folder).get("base") != want.base:
         _install_base(pins, native, built, variant, folder)
     stamp.write(folder, {"base": want.base})  # no longer whole, but this much need not be made again
-    _install_extension(pins, native, variant, folder)
+    _install_extension(pins, native, variant, folder, extension_wheel)
     python = folder / "bin" / "python"
     pip(fetch.fetch(pins.artifact("tools.pip"), fetch.cache_dir()), python, ["check"])
     facts = import_check.run(python, pins, packages_of(variant))
@@ -129,7 +134,7 @@ def _install_base(pins: pin_table.Pins, native: Path, built: wheels.Built, varia
     pip(pip_wheel, python, ["install", "--no-deps", "--no-compile", "--no-index", str(built.path)])
 
 
-def _install_extension(pins: pin_table.Pins, native: Path, variant: str, folder: Path) -> None:
+def _install_extension(pins: pin_table.Pins, native: Path, variant: str, folder: Path, wheel: Path | None) -> None:
     if not (EXTENSION / "pyproject.toml").is_file():
         _note("runtime_ext/ is not there: the environment has vLLM alone")
         return
@@ -140,11 +145,12 @@ def _install_extension(pins: pin_table.Pins, native: Path, variant: str, folder:
         _note("installing the extension, editable")
         pip(pip_wheel, python, ["install", *local, "--editable", str(EXTENSION)])
         return
-    _note("building and installing the extension")
-    dist = native / "dist" / "extension"
-    shutil.rmtree(dist, ignore_errors=True)
-    pip(pip_wheel, python, ["wheel", *local[:3], "--wheel-dir", str(dist), str(EXTENSION)])
-    (wheel,) = dist.glob("*.whl")
+    if wheel is None:
+        _note("building and installing the extension")
+        dist = native / "dist" / "extension"
+        shutil.rmtree(dist, ignore_errors=True)
+        pip(pip_wheel, python, ["wheel", *local[:3], "--wheel-dir", str(dist), str(EXTENSION)])
+        (wheel,) = dist.glob("*.whl")
     pip(pip_wheel, python, ["install", *local, str(wheel)])
 
 
