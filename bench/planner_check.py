@@ -51,25 +51,26 @@ class Server:
         self.mapped: tuple[int, ...]
         self.model, self.settings, self.mapped = predict.of_recipe(loaded, _config(loaded.model_path))
         self.cuda_bytes = int(loaded.device.vram_gib * GIB) if loaded.device and loaded.device.vram_gib else 0
-        self.measured: dict[str, float] = {"KV tokens": self.document["kv_cache"]["tokens"]}
+        self.measured: dict[str, float] = {"KV tokens": self.document["reported"]["kv_cache_tokens"]}
         self.tokens_per_step: dict[str, float] = {}
         self.prompts: list[int] = []
         for name, phase in self.document["phases"].items():
             self._phase(name, phase)
 
     def _phase(self, name: str, phase: dict[str, Any]) -> None:
+        client = phase.get("client", {})
         for requests, prefix in REQUESTS.items():
-            if name.startswith(prefix) and phase.get("decode_tokens_per_s"):
-                self.measured[f"decode {requests}x, tokens/s"] = phase["decode_tokens_per_s"]
+            if name.startswith(prefix) and client.get("decode_tokens_per_s"):
+                self.measured[f"decode {requests}x, tokens/s"] = client["decode_tokens_per_s"]
                 self.tokens_per_step[requests] = phase.get("speculation", {}).get("tokens_per_step", 1.0)
-        if name.startswith("prefill_") and phase.get("first_token_seconds"):
-            self.prompts.append(phase["prompt_tokens"])
-            self.measured[f"prefill of {phase['prompt_tokens']}, s"] = phase["first_token_seconds"]
+        if name.startswith("prefill_") and client.get("first_token_seconds"):
+            self.prompts.append(client["prompt_tokens"])
+            self.measured[f"prefill of {client['prompt_tokens']}, s"] = client["first_token_seconds"]
 
     def seen(self) -> Measured:
         """What the constants are solved for from."""
         return Measured(
-            int(self.document["kv_cache"]["memory_gib"] * GIB),
+            int(self.document["reported"]["kv_cache_gib"] * GIB),
             self.measured["decode 1x, tokens/s"],
             self.tokens_per_step["1"],
         )

@@ -4,8 +4,10 @@
 
 Starts ``moet serve``, waits until it is ready, and measures over HTTP with prompts of random token ids: decode of
 exactly 1,024 tokens by one request and by four, prefill of uncached prompts, a repeated prompt, then SIGTERM until no
-process is left and the GPU's memory is free. Beside the client's times stand, in fields of their own, what the
-server's logger said and how /metrics grew during each phase, and what the planner predicts for this very placement.
+process is left and the GPU's memory is free. Beside the client's times stand, in parts of their own, what the
+server's logger said and how /metrics grew during each phase, power and PCIe traffic as NVML samples them, and what the
+planner predicts for this very placement. runner/serving.schema.json says what is what; a result that does not keep to
+it ends the run with 1, written all the same.
 
 Each phase has a limit, all of them together a budget, and the result file is written again after each: a run that is
 cut short leaves what it had. Where the launcher's doctor refuses a machine that serves all the same (an overlay of
@@ -35,6 +37,7 @@ from typing import Any
 import facts
 import yaml
 from prefill_progress import Progress
+from runner.gauges import Gauges
 from serving_client import Client, decode, growth
 from serving_server import Memory, Server, gpu_memory, kv_cache, logged, moet_command
 
@@ -45,7 +48,10 @@ PROMPT, TOKENS, TOGETHER = 512, 1024, 4
 WARM_UP, WARM_UP_TOKENS = 4096, 16
 SHORT = 8192
 """Prompts up to this long are over before their progress says much."""
+SETTLE_SECONDS = 2.0
 SEED = 1
+SCHEMA = 1
+"""Of the result; raised when a field changes its meaning."""
 LIMITS = {"warm_up": 120.0, "decode": 150.0, "prefill": 300.0, "repeated": 60.0}
 """Seconds that a phase of each kind may take."""
 STOP_SECONDS = 60.0
@@ -61,10 +67,12 @@ class Run:
         result: everything so far; written by :meth:`keep`.
     """
 
-    def __init__(self, server: Server, client: Client, vocabulary: int, budget: float, out: Path | None) -> None:
-        self.server, self.client, self.vocabulary, self.out = server, client, vocabulary, out
+    def __init__(
+        self, server: Server, client: Client, gauges: Gauges, vocabulary: int, budget: float, out: Path | None
+    ) -> None:
+        self.server, self.client, self.gauges, self.vocabulary, self.out = server, client, gauges, vocabulary, out
         self.deadline = time.perf_counter() + budget
-        self.result: dict[str, Any] = {"benchmark": "serving", "phases": {}}
+        self.result: dict[str, Any] = {"benchmark": "serving", "schema": SCHEMA, "phases": {}}
         self._noise = random.Random(SEED)
 
     def prompt(self, tokens: int) -> list[int]:
@@ -72,17 +80,25 @@ class Run:
         return [self._noise.randrange(3, self.vocabulary) for _ in range(tokens)]
 
     def phase(self, name: str, limit: float, work: Callable[[float], dict[str, Any]]) -> None:
-        """Run one phase, and keep what it gave, or why it gave nothing."""
+        """Run one phase, and keep what it gave, or why it gave nothing.
+
+        Args:
+            name: of the phase.
+            limit: seconds that it may take.
+            work: gives the parts of the phase that the client knows, within so many seconds.
+        """
         left = self.deadline - time.perf_counter()
         if left < 5:
             self.result["phases"][name] = {"skipped": "no time was left"}
             return self.keep()
         before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
-        try:
-            measured = work(min(limit, left))
-        except _FAILURES as error:
-            measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
-        measured["phase_seconds"] = time.perf_counter() - began
+        with self.gauges.phase() as seen:
+            try:
+                measured = work(min(limit, left))
+            except _FAILURES as error:
+                measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            measured["phase_seconds"] = time.perf_counter() - began
+        measured["gpu"] = seen()
         try:
             measured["counters"] = growth(before, self.client.metrics())
         except _FAILURES as error:
@@ -97,7 +113,7 @@ class Run:
 
         def work(limit: float) -> dict[str, Any]:
             prompts = [self.prompt(PROMPT) for _ in range(requests)]
-            return decode(self.client.complete_together(prompts, tokens, limit))
+            return {"client": decode(self.client.complete_together(prompts, tokens, limit))}
 
         return work
 
@@ -108,21 +124,42 @@ class Run:
             with Progress(self.client.metrics) as seen:
                 done = self.client.complete(prompt, 1, limit)
                 if len(prompt) > SHORT:
-                    time.sleep(2)  # vLLM adds the tokens once the first one is out
+                    time.sleep(SETTLE_SECONDS)  # vLLM adds the tokens once the first one is out
             seconds = done.first_token_seconds
-            measured = {
+            client = {
                 "prompt_tokens": done.prompt_tokens,
                 "first_token_seconds": seconds,
                 "prompt_tokens_per_s": len(prompt) / seconds,
             }
-            return measured | ({"progress": seen.result()} if len(prompt) > SHORT else {})
+            return {"client": client} | ({"progress": seen.result()} if len(prompt) > SHORT else {})
 
         return work
 
     def keep(self) -> None:
         """Write the result file as it is now."""
+        self.result["exercised"] = exercised(self.result["phases"])
         if self.out is not None:
             facts.write(self.out, self.result)
+
+
+def exercised(phases: dict[str, Any]) -> dict[str, int]:
+    """The longest prompt that was answered, as the server counted it, and the most requests at once."""
+    prompts, requests = [0], [0]
+    for client in (phase["client"] for phase in phases.values() if "client" in phase):
+        counted = client["prompt_tokens"]
+        prompts += counted if isinstance(counted, list) else [counted]
+        requests.append(client.get("requests", 1))
+    return {"longest_prompt_tokens": max(prompts), "most_requests": max(requests)}
+
+
+def violations(result: dict[str, Any]) -> list[str]:
+    """Where a result does not keep to its schema; nothing is said where there is no jsonschema to tell."""
+    try:
+        from runner import schema
+    except ImportError as error:
+        print(f"not held against its schema here ({error}); `bench/bench.py lint` does it", flush=True)
+        return []
+    return schema.violations({"provenance": facts.provenance(), **result})
 
 
 def audit(moet: list[str], path: Path, recipe: Path) -> dict[str, Any]:
@@ -262,14 +299,20 @@ def main() -> None:
     environ["W2_AUDIT_PATH"] = str(placed)
     server = Server(moet, args.recipe.resolve(), environ, work / "log", args.root, caches)
     client = Client(here.host, here.port, here.served_model_name or recipe.model.served_name)
-    run = Run(server, client, config["vocab_size"], args.budget, args.out)
+    gauges = Gauges(gpu)
+    run = Run(server, client, gauges, config["vocab_size"], args.budget, args.out)
     run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}
-    run.result["admission_tokens"] = recipe.expect.max_model_len
+    run.result["configured"] = {
+        "admission_tokens": recipe.expect.max_model_len,
+        "mapped_layers": list(recipe.w2.mapped_layers),
+        "w2_layers": recipe.expect.w2_layers,
+    }
+    run.result["gauges"] = gauges.absent
     # Whoever cuts this short must not leave a server behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
         ready = server.wait_until_ready(client.healthy, min(args.start_seconds, args.budget))
-        run.result |= {"ready_seconds": ready, "launcher_refused": server.direct, "kv_cache": kv_cache(server.text())}
+        run.result |= {"ready_seconds": ready, "launcher_refused": server.direct, "reported": kv_cache(server.text())}
         run.result["audit"] = audit(moet, placed, args.recipe)
         print(f"ready after {ready:.1f} s; audit passes: {run.result['audit']['passes']}", flush=True)
         run.keep()
@@ -290,7 +333,9 @@ def main() -> None:
             run.result["prediction"] = {"error": f"{type(error).__name__}: {error}"[:500]}
     run.keep()
     print(json.dumps({k: v for k, v in run.result.items() if k in ("stop", "gpu_memory_mib", "prediction")}, indent=2))
-    if "error" in run.result:
+    wrong = violations(run.result)
+    print("\n".join(f"not as runner/serving.schema.json says: {line}" for line in wrong), flush=True)
+    if "error" in run.result or wrong:
         raise SystemExit(1)
 
 

@@ -186,11 +186,11 @@ def logged(text: str) -> dict[str, Any]:
 
 
 def kv_cache(text: str) -> dict[str, Any]:
-    """The KV cache as vLLM reports it."""
+    """The size of the KV cache as vLLM's log reports it."""
     tokens, memory = _KV_TOKENS.search(text), _KV_MEMORY.search(text)
     return {
-        "tokens": int(tokens[1].replace(",", "")) if tokens else None,
-        "memory_gib": float(memory[1]) if memory else None,
+        "kv_cache_tokens": int(tokens[1].replace(",", "")) if tokens else None,
+        "kv_cache_gib": float(memory[1]) if memory else None,
     }
 
 

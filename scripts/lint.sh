@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lints what git tracks: ruff for Python, shellcheck for shell, and a dry run of every recipe.
+# Lints what git tracks: ruff for Python, shellcheck for shell, a dry run of every recipe, and the results with the
+# tables and charts that documents show of them.
 # Exit status: 0 clean, 1 findings.
 set -euo pipefail
 # shellcheck source=scripts/lib/common.sh
@@ -25,6 +26,11 @@ lint_recipes() {
   done
 }
 
+lint_bench() {
+  "$BIN/python" bench/bench.py lint
+  "$BIN/python" bench/bench.py render --check
+}
+
 main() {
   cd "$MOET_ROOT"
   BIN=.native/venv-cpu/bin
@@ -32,6 +38,7 @@ main() {
   lint_python
   lint_shell
   lint_recipes
+  lint_bench
   note "lint: clean"
 }
 

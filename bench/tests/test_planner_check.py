@@ -30,16 +30,17 @@ def served(folder, name, slower=1.0):
     made = predict.predict(model, machine, settings, mapped, context=1024, prompts=(32768,), given=TRUTH)
     phases = {
         f"decode_{count}x1024": {
-            "decode_tokens_per_s": step.tokens_per_s / slower,
+            "client": {"decode_tokens_per_s": step.tokens_per_s / slower},
             "speculation": {"tokens_per_step": 1.2},
         }
         for count, step in made.decode.items()
     }
-    phases["prefill_32768"] = {"prompt_tokens": 32768, "first_token_seconds": made.prefill_seconds[32768]}
+    client = {"prompt_tokens": 32768, "first_token_seconds": made.prefill_seconds[32768]}
+    phases["prefill_32768"] = {"client": client}
     phases["prefill_250000"] = {"skipped": "no time was left"}
     path = folder / f"{name}.json"
-    kv_cache = {"tokens": made.memory.kv_tokens, "memory_gib": made.memory.kv_bytes / GIB}
-    path.write_text(json.dumps({"configuration": name, "kv_cache": kv_cache, "phases": phases}))
+    reported = {"kv_cache_tokens": made.memory.kv_tokens, "kv_cache_gib": made.memory.kv_bytes / GIB}
+    path.write_text(json.dumps({"configuration": name, "reported": reported, "phases": phases}))
     return planner_check.Server(path, RECIPES)
 
 

@@ -8,13 +8,17 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import bench_samples
 import pytest
+from sampled_nvml import Nvml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import serving
 import serving_client
 import serving_server
+from runner.gauges import Gauges
 from serving_client import Client, Completion
 
 METRICS = """# HELP vllm:prompt_tokens_total of prompts
@@ -126,14 +130,14 @@ def test_what_the_logger_said_is_read() -> None:
         "INFO [progress.py:1] prefill: 2,048 of 4,096 tokens\n"
         "INFO SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 1 tokens/s\n"
     )
-    assert serving_server.kv_cache(text) == {"tokens": 378490, "memory_gib": 7.25}
+    assert serving_server.kv_cache(text) == {"kv_cache_tokens": 378490, "kv_cache_gib": 7.25}
     assert serving_server.logged(text) == {
         "prompt_tokens_per_s": [51.2],
         "generation_tokens_per_s": [99.9],
         "prefill": ["prefill: 2,048 of 4,096 tokens"],
         "mean_acceptance_length": [2.5],
     }
-    assert serving_server.kv_cache("nothing") == {"tokens": None, "memory_gib": None}
+    assert serving_server.kv_cache("nothing") == {"kv_cache_tokens": None, "kv_cache_gib": None}
 
 
 LAUNCHER = """
@@ -246,14 +250,18 @@ class Server:
 
 
 @pytest.fixture
-def run(client, tmp_path: Path) -> serving.Run:
-    return serving.Run(Server(), client, 100, 60.0, tmp_path / "out.json")
+def run(client, tmp_path: Path, monkeypatch) -> serving.Run:
+    monkeypatch.setattr(serving.facts, "provenance", lambda: bench_samples.PROVENANCE)
+    return serving.Run(Server(), client, Gauges("0", Nvml()), 100, 60.0, tmp_path / "out.json")
 
 
 def test_each_phase_is_kept_as_it_ends(run) -> None:
     run.phase("decode", 10, run.decode(2, 6))
-    kept = json.loads(run.out.read_text())["phases"]["decode"]
-    assert kept["tokens"] == [6, 6] and kept["prompt_tokens"] == [serving.PROMPT] * 2
+    document = json.loads(run.out.read_text())
+    kept = document["phases"]["decode"]
+    assert kept["client"]["tokens"] == [6, 6] and kept["client"]["prompt_tokens"] == [serving.PROMPT] * 2
+    assert document["exercised"] == {"longest_prompt_tokens": serving.PROMPT, "most_requests": 2}
+    assert kept["gpu"]["samples"] >= 1 and kept["gpu"]["pcie_to_gpu_gb_per_s"]["mean"] == pytest.approx(51.4)
     assert kept["counters"]["vllm:prompt_tokens_total"] > 0 and kept["logger"]["generation_tokens_per_s"] == []
 
 
@@ -264,7 +272,28 @@ def test_a_phase_that_fails_leaves_its_reason_and_the_next_one_runs(run, fake) -
     run.phase("again", 10, run.prefill([1, 2]))
     phases = json.loads(run.out.read_text())["phases"]
     assert "0 tokens came instead of 1" in phases["prefill"]["error"]
-    assert phases["again"]["prompt_tokens"] == 2
+    assert phases["again"]["client"]["prompt_tokens"] == 2
+    assert run.result["exercised"] == {"longest_prompt_tokens": 2, "most_requests": 1}
+
+
+def test_what_is_measured_keeps_to_the_schema(run, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "SHORT", 8)  # the longer prompt is watched
+    monkeypatch.setattr(serving, "SETTLE_SECONDS", 0.0)
+    args = SimpleNamespace(longest=64, tokens=6, prefill=[4, 16])
+    serving.measure(run, args)
+    whole = bench_samples.served() | run.result
+    assert serving.violations(whole) == [] and run.result["schema"] == serving.SCHEMA
+    phases = ["warm_up", "warm_up_decode", "decode_1x6", "decode_4x6", "prefill_4", "repeated_4", "prefill_16"]
+    assert list(run.result["phases"]) == phases and "progress" in run.result["phases"]["prefill_16"]
+    assert run.result["exercised"] == {"longest_prompt_tokens": serving.PROMPT, "most_requests": 4}
+    whole["phases"]["decode_1x6"]["decode_tokens_per_s"] = 5.0
+    assert "'decode_tokens_per_s' was unexpected" in serving.violations(whole)[0]
+
+
+def test_without_jsonschema_a_result_is_not_judged(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "runner.schema", None)
+    monkeypatch.delattr("runner.schema", raising=False)
+    assert serving.violations({}) == [] and "not held against its schema here" in capsys.readouterr().out
 
 
 def test_a_phase_for_which_no_time_is_left_is_skipped(run) -> None:
