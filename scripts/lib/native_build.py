@@ -43,7 +43,7 @@ def needs(pins: pin_table.Pins, native: Path) -> list[Row]:
         native_tools.rust_row(rust_channel(pins, archive)),
     ]
     sources = native_source.git_sources(native_source.cmake_texts(pins, archive))
-    return rows + native_tools.source_rows(sources)
+    return [*rows, native_tools.pins_row(pins, sources), *native_tools.source_rows(sources)]
 
 
 def rust_channel(pins: pin_table.Pins, archive: Path) -> str:

@@ -17,11 +17,19 @@ from archive import unpack
 from build_errors import BuildError
 
 PATCH_DIR = pin_table.ROOT / "patch"
-_CMAKE_FILES = re.compile(r"(CMakeLists\.txt|cmake/external_projects/[^/]+\.cmake)\Z")
+_CMAKE_FILES = re.compile(r"(?:.*/)?(?:CMakeLists\.txt|[^/]+\.cmake)\Z")
+_CPU_ONLY = "cmake/cpu_extension.cmake"  # which a CUDA build does not include
 _SET = re.compile(r'^\s*set\(\s*(\w+)\s+"?([^"\s)]+)"?\s*\)', re.MULTILINE)
 _REPOSITORY = re.compile(r'^\s*GIT_REPOSITORY\s+"?([^"\s]+)"?', re.MULTILINE)
 _TAG = re.compile(r'^\s*GIT_TAG\s+"?([^"\s]+)"?', re.MULTILINE)
 _OVERRIDE = re.compile(r"ENV\{(\w+_SRC_DIR)\}")
+# Other ways to fetch. None is in use; one that appears has to be read and pinned too.
+_OTHER_FETCH = re.compile(
+    r"^\s*(?:URL\s|SVN_REPOSITORY|HG_REPOSITORY|DOWNLOAD_COMMAND\s|ExternalProject_Add\s*\(|CPM\w*\s*\()"
+    r"|file\s*\(\s*DOWNLOAD|\bgit\s+clone|\b(?:curl|wget)\s",
+    re.MULTILINE | re.IGNORECASE,
+)
+_DEEPGEMM_FILE = "cmake/external_projects/deepgemm.cmake"
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,28 @@ def git_sources(texts: dict[str, str]) -> list[GitSource]:
         variables = dict(_SET.findall(text))
         repositories, tags = _REPOSITORY.findall(text), _TAG.findall(text)
         overrides = _OVERRIDE.findall(text)
-        if len(repositories) != len(tags) or (repositories and not overrides):
+        code = re.sub(r"#.*", "", text)
+        if len(repositories) != len(tags) or (repositories and not overrides) or _OTHER_FETCH.search(code):
             raise BuildError(f"{name} of the pinned source fetches in a way that this script cannot read")
         for repository, tag in zip(repositories, tags, strict=True):
             found.append(GitSource(name, _expand(repository, variables), _expand(tag, variables), overrides[0]))
     return found
+
+
+def differences(pins: pin_table.Pins, sources: list[GitSource]) -> list[str]:
+    """Where the sources are not the pinned ones, a line each: another revision, a new one, one that is gone."""
+    pinned = {name: dict(entry) for name, entry in pins.get("cmake_sources").items()}
+    pinned["DeepGEMM"] = {"file": _DEEPGEMM_FILE, **pins.get("deepgemm")}
+    found = {source.name: source for source in sources}
+    lines = [f"{name}: no file of the source fetches it any more" for name in pinned.keys() - found.keys()]
+    for name, source in found.items():
+        if name not in pinned:
+            lines.append(f"{name}: {source.file} fetches {source.revision} of {source.repository}, no pin says so")
+            continue
+        for field, wanted in pinned[name].items():
+            if (actual := getattr(source, field)) != wanted:
+                lines.append(f"{name}: {source.file} has {field} {actual}, the pin is {wanted}")
+    return sorted(lines)
 
 
 def _expand(text: str, variables: dict[str, str]) -> str:
@@ -58,13 +83,13 @@ def _expand(text: str, variables: dict[str, str]) -> str:
 
 
 def cmake_texts(pins: pin_table.Pins, archive: Path) -> dict[str, str]:
-    """The CMake files of the archive that fetch something in a CUDA build."""
+    """The CMake files of the archive that a CUDA build may read."""
     root = pins.get("vllm.sdist.root") + "/"
     texts = {}
     with tarfile.open(archive) as tar:
         for member in tar:
             name = member.name.removeprefix(root)
-            if _CMAKE_FILES.fullmatch(name) and (file := tar.extractfile(member)):
+            if name != _CPU_ONLY and _CMAKE_FILES.match(name) and (file := tar.extractfile(member)):
                 texts[name] = file.read().decode()
     return texts
 

@@ -104,6 +104,14 @@ def rust_row(channel: str) -> Row:
     return Row("cargo", channel, found, good, "without it the optional Rust front end is left out", "optional")
 
 
+def pins_row(pins: pin_table.Pins, sources: list[native_source.GitSource]) -> Row:
+    """Whether what CMake would fetch is what pins.toml names. Nothing is configured where it is not."""
+    wrong = native_source.differences(pins, sources)
+    found = wrong[0] + (f" (and {len(wrong) - 1} more)" if wrong[1:] else "") if wrong else "as pinned"
+    remedy = "look at what the source changed, then write it into [cmake_sources] of pins.toml"
+    return Row("git sources", f"{len(pins.get('cmake_sources')) + 1} pinned", found, not wrong, remedy, "configure")
+
+
 def source_rows(sources: list[native_source.GitSource]) -> list[Row]:
     """Whether each repository that CMake fetches is at hand or can be reached. Asks all at once."""
     with ThreadPoolExecutor(max_workers=len(sources) or 1) as pool:
@@ -113,11 +121,21 @@ def source_rows(sources: list[native_source.GitSource]) -> list[Row]:
 def source_row(source: native_source.GitSource) -> Row:
     wanted = source.revision[:12]
     remedy = f"make {source.repository} reachable, or set {source.override} to a copy at {source.revision}"
-    local = os.environ.get(source.override)
-    if local:
-        return Row(source.name, wanted, f"{source.override}={local}", Path(local).is_dir(), remedy)
+    if local := os.environ.get(source.override):
+        state, good = local_copy(Path(local), source.revision)
+        return Row(source.name, wanted, f"{source.override}={local}: {state}", good, remedy)
     problem = unreachable(source.repository)
     return Row(source.name, wanted, problem or "reachable", problem is None, remedy)
+
+
+def local_copy(folder: Path, revision: str) -> tuple[str, bool]:
+    """What can be said of a copy that a variable names, and whether it will do. One without git is taken as it is."""
+    if not folder.is_dir():
+        return "no folder", False
+    if not (folder / ".git").exists():
+        return "revision not compared, since it is no checkout", True
+    head, wanted = (output("git", "-C", str(folder), "rev-parse", name) for name in ("HEAD", f"{revision}^{{commit}}"))
+    return ("at the revision", True) if head == wanted else (f"at {head}", False)
 
 
 def unreachable(repository: str) -> str | None:

@@ -45,6 +45,46 @@ def test_every_repository_of_the_pinned_source_is_found() -> None:
     assert "ROCm" not in sources["triton"].repository
 
 
+def test_what_cmake_fetches_is_pinned() -> None:
+    """The whole table, against the CMake files of the pinned archive: nothing more, nothing less, nothing else."""
+    artifact = TABLE.artifact("vllm.sdist")
+    texts = native_source.cmake_texts(TABLE, fetch.cache_dir() / artifact.filename)
+    assert {"CMakeLists.txt", "cmake/utils.cmake"} < texts.keys()
+    sources = native_source.git_sources(texts)
+    assert native_source.differences(TABLE, sources) == []
+    assert native_tools.pins_row(TABLE, sources).ok
+
+
+SOURCE = native_source.GitSource("x.cmake", "https://h/x.git", "v1", "X_SRC_DIR")
+PINNED = {"file": "x.cmake", "repository": "https://h/x.git", "revision": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "line"),
+    [
+        ({"x": PINNED}, None),
+        ({"x": {**PINNED, "revision": "v0"}}, "x: x.cmake has revision v1, the pin is v0"),
+        ({"x": {**PINNED, "repository": "https://h/y.git"}}, "x: x.cmake has repository https://h/x.git, the pin is"),
+        ({"x": {**PINNED, "file": "y.cmake"}}, "x: x.cmake has file x.cmake, the pin is y.cmake"),
+        ({}, "x: x.cmake fetches v1 of https://h/x.git, no pin says so"),
+        ({"x": PINNED, "y": PINNED}, "y: no file of the source fetches it any more"),
+    ],
+)
+def test_another_dependency_or_revision_is_named(pinned: dict, line: str | None) -> None:
+    deepgemm = native_source.GitSource("cmake/external_projects/deepgemm.cmake", "https://h/DeepGEMM.git", "a1", "D")
+    own = {"repository": deepgemm.repository, "revision": deepgemm.revision}
+    table = pins.Pins({"cmake_sources": pinned, "deepgemm": own}, Path("pins.toml"))
+    lines = native_source.differences(table, [SOURCE, deepgemm])
+    row = native_tools.pins_row(table, [SOURCE, deepgemm])
+    if line is None:
+        assert lines == [] and row.ok
+        return
+    assert len(lines) == 1 and lines[0].startswith(line)
+    with pytest.raises(BuildError, match=r"git sources: wanted .*write it into \[cmake_sources\]") as caught:
+        native_tools.require([row], "configure")
+    assert line in str(caught.value) and caught.value.code == MISSING
+
+
 def test_variables_are_followed_and_the_last_choice_counts() -> None:
     text = (
         'if (DEFINED ENV{X_SRC_DIR})\nset(URL "https://h/rocm.git")\nset(URL "https://h/x.git")\nset(TAG v1)\n'
@@ -61,6 +101,22 @@ def test_a_file_that_fetches_in_an_unknown_way_is_an_error(missing: str) -> None
     assert len(native_source.git_sources({"x.cmake": text})) == 1
     with pytest.raises(BuildError, match="x.cmake .*cannot read"):
         native_source.git_sources({"x.cmake": text.replace(missing, "")})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "ExternalProject_Add(x)",
+        "  URL https://h/x.tar.gz",
+        "file(DOWNLOAD https://h/x x)",
+        "execute_process(COMMAND git clone https://h/x)",
+        "CPMAddPackage(x)",
+    ],
+)
+def test_another_way_to_fetch_is_an_error(other: str) -> None:
+    with pytest.raises(BuildError, match="x.cmake .*cannot read"):
+        native_source.git_sources({"x.cmake": f"set(A b)\n{other}\n"})
+    assert native_source.git_sources({"x.cmake": f"# {other}\n"}) == []
 
 
 # -- the rows
@@ -123,6 +179,18 @@ def test_a_git_source_is_reachable_local_or_missing(tmp_path: Path, monkeypatch)
     assert native_tools.source_row(gone).ok
     monkeypatch.setenv("X_SRC_DIR", str(tmp_path / "nowhere"))
     assert not native_tools.source_row(gone).ok
+
+
+def test_a_local_copy_at_another_revision_is_not_taken(tmp_path: Path) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "1"], ["tag", "v1"]):
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *command], check=True)
+    assert native_tools.local_copy(tmp_path, "v1") == ("at the revision", True)
+    more = ["commit", "-q", "--allow-empty", "-m", "2"]
+    subprocess.run(["git", "-C", str(tmp_path), *identity, *more], check=True)
+    state, good = native_tools.local_copy(tmp_path, "v1")
+    assert state.startswith("at ") and not good
+    assert native_tools.local_copy(tmp_path, "0" * 40)[1] is False
 
 
 ROWS = [
