@@ -38,7 +38,7 @@ def faults(document: Document) -> Iterator[Fault]:
     """Quotes that the document lacks, and numbers that none accounts for."""
     quotes = [quote for quote in docs_quotes.QUOTES if quote.document == document.name]
     held: list[str] = []
-    text = " ".join(" ".join(paragraph.text for paragraph in document.paragraphs).split())
+    text = " ".join(document.text.split())
     for quote in quotes:
         for words in quote.words():
             held.append(words)

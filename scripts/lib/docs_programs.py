@@ -1,24 +1,17 @@
 """The programs of this tree, each asked whether it would take some words: its own argparse parser, or its script.
 
-Parsers are reached by running the program up to the moment at which it has parsed its arguments; nothing of it is
-copied here. Commands that only look are run to their end, in this process.
+Nothing of a parser is copied here. Commands that only look are run to their end, in this process.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
 import os
 import re
-import runpy
-import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
+import docs_attempt
 import docs_links
-import docs_stubs
 from docs_source import ROOT
 
 PLACEHOLDERS = {"N": "1", "P": "freq", "KIND": "call", "COUNT": "1"}
@@ -38,10 +31,6 @@ _HANDS_ON = re.compile(r'''(?:"\$MOET_ROOT/(scripts/lib/\w+\.py)"|-m ([\w.]+)) "
 """Where a script hands all of its words to a Python program."""
 _PYTHONS = re.compile(r"python(3(\.\d+)?)?$")
 _OURS = re.compile(r"(\./)?(scripts|bench|\.ci)/[\w./-]+$|(\S*/)?moet$|make$")
-
-
-class _Parsed(BaseException):
-    """Arguments were taken; the program goes no further."""
 
 
 def is_ours(program: str) -> bool:
@@ -77,6 +66,10 @@ def _problems(words: list[str], environment: dict[str, str], run: bool) -> Itera
         yield from _moet(arguments, environment, run)
     elif _PYTHONS.fullmatch(name):
         yield from _python(arguments)
+    elif name.endswith(".py"):
+        if docs_links.exists(program) and not os.access(ROOT / program, os.X_OK):
+            yield f"{program} is not executable; write python before it"
+        yield from docs_attempt.parsed(program.removeprefix("./"), arguments)
     elif name.endswith(".sh"):
         yield from _script(program.removeprefix("./"), arguments)
     else:
@@ -98,12 +91,12 @@ def _moet(arguments: list[str], environment: dict[str, str], run: bool) -> Itera
 
     if "--help" in arguments:
         return
-    status, error = _attempt(lambda: cli._parser().parse_args(arguments))
+    status, error = docs_attempt.attempt(lambda: cli._parser().parse_args(arguments))
     if status:
         yield error
     elif run and _only_looks(arguments):
         given = {name: STAND_INS.get(value, value) for name, value in environment.items()}
-        status, error = _attempt(lambda: cli.main(arguments), given)
+        status, error = docs_attempt.attempt(lambda: cli.main(arguments), given)
         if status:
             yield f"ends with status {status}: {error}"
 
@@ -123,14 +116,9 @@ def _python(arguments: list[str]) -> Iterator[str]:
             if not word.startswith("-") and not docs_links.exists(path.rstrip("/")):
                 yield f"{word} is not in the tree"
     elif arguments[:1] == ["-m"]:
-        yield from _parsed(arguments[1], arguments[2:])
+        yield from docs_attempt.parsed(arguments[1], arguments[2:])
     elif arguments:
-        yield from _parsed(arguments[0], arguments[1:])
-
-
-@cache
-def script_text(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
+        yield from docs_attempt.parsed(arguments[0], arguments[1:])
 
 
 def _script(path: str, arguments: list[str]) -> Iterator[str]:
@@ -140,12 +128,12 @@ def _script(path: str, arguments: list[str]) -> Iterator[str]:
         return
     if not os.access(ROOT / path, os.X_OK):
         yield f"{path} is not executable"
-    text = script_text(path)
+    text = docs_attempt.script_text(path)
     if "--help" in arguments:
         return
     hands_on = _HANDS_ON.search(text)
     if hands_on:
-        yield from _parsed(hands_on[1] or hands_on[2], arguments)
+        yield from docs_attempt.parsed(hands_on[1] or hands_on[2], arguments)
         return
     rest, value_follows = [], False
     for word in arguments:
@@ -161,70 +149,3 @@ def _script(path: str, arguments: list[str]) -> Iterator[str]:
         yield from _moet(["serve", "--recipe", recipe, *rest], {}, run="--dry-run" in rest)
     elif rest:
         yield f"{path} takes no {rest[0]}"
-
-
-def _parsed(program: str, arguments: list[str]) -> Iterator[str]:
-    """A Python program, run until it has parsed; by its file, or its module's name."""
-    path = program if program.endswith(".py") else program.replace(".", "/") + ".py"
-    if not docs_links.exists(path):
-        yield f"{path} is not in the tree"
-        return
-    if "parse_args(" not in script_text(path):
-        if arguments:
-            yield f"{path} has no parser of its own, so nothing tells whether it takes {arguments[0]}"
-        return
-
-    def run() -> None:
-        if program.endswith(".py"):
-            runpy.run_path(str(ROOT / path), run_name="__main__")
-        else:
-            runpy.run_module(program, run_name="__main__", alter_sys=False)
-
-    before, sys.argv = sys.argv, [path, *arguments]
-    folders = [str(ROOT), str((ROOT / path).parent)]
-    sys.path[:0] = folders
-    real = argparse.ArgumentParser.parse_args
-
-    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
-        real(parser, *given, **named)
-        raise _Parsed
-
-    argparse.ArgumentParser.parse_args = stop
-    try:
-        with docs_stubs.installed():
-            status, error = _attempt(run)
-    finally:
-        argparse.ArgumentParser.parse_args = real
-        sys.argv = before
-        for folder in folders:
-            sys.path.remove(folder)
-    if status:
-        yield error
-
-
-def _attempt(call: Callable[[], object], environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """(exit status, last line of stderr) of a call, its output kept to itself, from the tree's root."""
-    errors, before, folder = io.StringIO(), dict(os.environ), Path.cwd()
-    os.environ.update(environment or {})
-    os.chdir(ROOT)
-    status: object = 0
-    shortened = argparse.ArgumentParser._get_option_tuples
-    argparse.ArgumentParser._get_option_tuples = lambda self, option: []  # a document spells options out
-    try:
-        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
-            status = call()
-    except _Parsed:
-        status = 0
-    except SystemExit as error:
-        status = error.code
-    except Exception as error:  # what a document tells a reader to type must not end in a traceback
-        return 1, f"{type(error).__name__}: {error}"
-    finally:
-        argparse.ArgumentParser._get_option_tuples = shortened
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(before)
-    lines = errors.getvalue().strip().splitlines() or ["no message"]
-    return (status if isinstance(status, int) else 0), lines[-1]
-
-

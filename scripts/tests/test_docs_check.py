@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 from pathlib import Path
 
 import docs_check
 import docs_commands
+import docs_facts
 import docs_figures
 import docs_links
 import docs_messages
@@ -16,6 +18,7 @@ import docs_programs
 import docs_quotes
 import docs_settings
 import docs_source
+import docs_words
 import pytest
 from docs_quotes import Quote
 from docs_source import ROOT, Document
@@ -90,6 +93,7 @@ def test_things_that_are_there_pass() -> None:
         ("scripts/validate-api.sh --recipes x", "unrecognized arguments: --recipes x"),
         ("scripts/clean.sh --all", "scripts/clean.sh takes no --all"),
         ("python bench/kernels.py fast", "invalid choice: 'fast'"),
+        ("bench/kernels.py speed", "is not executable; write python before it"),
         ("python bench/gone.py", "bench/gone.py is not in the tree"),
         ("python -m pytest gone_tests", "gone_tests is not in the tree"),
         ("python -m demo.make.train --out x --epochs 3", "unrecognized arguments"),
@@ -162,8 +166,8 @@ def test_a_number_with_a_unit_must_be_quoted_in_the_front_documents(monkeypatch:
 
 
 def test_words_that_the_result_no_longer_gives_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = docs_quotes.content("kernels_h200.json")
-    quote = Quote("HOW-IT-WORKS.md", "kernels_h200.json", docs_quotes._kernel_rows)
+    result = docs_facts.content("kernels_h200.json")
+    quote = Quote("HOW-IT-WORKS.md", "kernels_h200.json", docs_words.kernel_rows)
     text = "| | |\n| --- | --- |\n" + "\n".join(quote.words())
     assert numbers(text, (quote,), monkeypatch, "HOW-IT-WORKS.md") == []
     slower = [entry | {"microseconds": {name: 1.5 * us for name, us in entry["microseconds"].items()}}
@@ -227,6 +231,13 @@ def test_figures_are_those_that_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(docs_figures.faults()) == []
     monkeypatch.setattr(docs_figures, "PROFILE", "bench/recipes/pro6000-300k.yaml")
     assert [fault.path for fault in docs_figures.faults()] == ["docs/figures/memory-map.svg"]
+
+
+def test_every_folder_of_tests_is_told_of() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "pytest.ini")
+    links = {target for _, target in Document("VALIDATION.md", (ROOT / "VALIDATION.md").read_text()).links}
+    assert set(config["pytest"]["testpaths"].split()) <= links
 
 
 def test_a_document_is_cut_into_what_it_is() -> None:

@@ -1,0 +1,91 @@
+"""Running a Python program until it has parsed its arguments, and calls that must leave no trace."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import docs_links
+import docs_stubs
+from docs_source import ROOT
+
+
+class _Parsed(BaseException):
+    """Arguments were taken; the program goes no further."""
+
+
+@cache
+def script_text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def parsed(program: str, arguments: list[str]) -> Iterator[str]:
+    """A Python program, run until it has parsed; by its file, or its module's name."""
+    path = program if program.endswith(".py") else program.replace(".", "/") + ".py"
+    if not docs_links.exists(path):
+        yield f"{path} is not in the tree"
+        return
+    if "parse_args(" not in script_text(path):
+        if arguments:
+            yield f"{path} has no parser of its own, so nothing tells whether it takes {arguments[0]}"
+        return
+
+    def run() -> None:
+        if program.endswith(".py"):
+            runpy.run_path(str(ROOT / path), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=False)
+
+    before, sys.argv = sys.argv, [path, *arguments]
+    folders = [str(ROOT), str((ROOT / path).parent)]
+    sys.path[:0] = folders
+    real = argparse.ArgumentParser.parse_args
+
+    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
+        real(parser, *given, **named)
+        raise _Parsed
+
+    argparse.ArgumentParser.parse_args = stop
+    try:
+        with docs_stubs.installed():
+            status, error = attempt(run)
+    finally:
+        argparse.ArgumentParser.parse_args = real
+        sys.argv = before
+        for folder in folders:
+            sys.path.remove(folder)
+    if status:
+        yield error
+
+
+def attempt(call: Callable[[], object], environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """(exit status, last line of stderr) of a call, its output kept to itself, from the tree's root."""
+    errors, before, folder = io.StringIO(), dict(os.environ), Path.cwd()
+    os.environ.update(environment or {})
+    os.chdir(ROOT)
+    status: object = 0
+    shortened = argparse.ArgumentParser._get_option_tuples
+    argparse.ArgumentParser._get_option_tuples = lambda self, option: []  # a document spells options out
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            status = call()
+    except _Parsed:
+        status = 0
+    except SystemExit as error:
+        status = error.code
+    except Exception as error:  # what a document tells a reader to type must not end in a traceback
+        return 1, f"{type(error).__name__}: {error}"
+    finally:
+        argparse.ArgumentParser._get_option_tuples = shortened
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)
+    lines = errors.getvalue().strip().splitlines() or ["no message"]
+    return (status if isinstance(status, int) else 0), lines[-1]
