@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import openai
 
-from moet_w2 import audit
+from moet_w2 import audit_ranks
 from moet_w2.errors import AuditError
 
 from . import ready
@@ -99,26 +99,36 @@ def check_models(context: Context) -> dict[str, Any]:
 
 def check_audit(context: Context) -> dict[str, Any]:
     """Every field of the audit agrees with the recipe that served."""
-    target = context.target
+    return judge_audit(context.target)
+
+
+def judge_audit(target: Target) -> dict[str, Any]:
+    """The same, without a client: the main facts of an audit that agrees.
+
+    Raises:
+        CheckFailed: the recipe is not the served one, or the audit is missing or disagrees with it.
+    """
     if target.stale:
         raise CheckFailed(target.stale)
     if target.audit_path is None:
         return {"judged": False, "reason": "the server runs without W2"}
     try:
-        document = audit.load(target.audit_path)
+        documents = audit_ranks.load(target.audit_path)
     except AuditError as error:
         raise CheckFailed(str(error)) from None
-    problems = audit.check(document, target.recipe)
+    problems = audit_ranks.check(documents, target.recipe)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CheckFailed(f"{problems[0].removeprefix('audit: ')}{more}")
+    bytes_of = {
+        name: sum(document[name] for document in documents)
+        for name in ("mapped_bytes", "w2_bytes", "redundant_gpu_w2_bytes")
+    }
     return {
         "judged": True,
-        "mapped_layers": document["allocated_mapped_layers"],
-        "mapped_bytes": document["mapped_bytes"],
-        "w2_layers": len(document["layers"]),
-        "w2_bytes": document["w2_bytes"],
-        "redundant_gpu_w2_bytes": document["redundant_gpu_w2_bytes"],
+        "mapped_layers": documents[0]["allocated_mapped_layers"],
+        "w2_layers": len(documents[0]["layers"]),
+        **bytes_of,
     }
 
 

@@ -20,6 +20,7 @@ def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **para
     }
     hf_config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     return SimpleNamespace(
+        instance_id="start",
         parallel_config=SimpleNamespace(**(defaults | parallel)),
         load_config=SimpleNamespace(load_format=load_format),
         use_v2_model_runner=v2,

@@ -211,6 +211,7 @@ def test_a_recipe_that_is_synthetic_wants_weights_that_are_made_up(document: dic
         ("serving.graph_mode", "NONE", "graph mode is NONE, the recipe expects FULL_AND_PIECEWISE"),
         ("serving.max_num_seqs", 3, "max-num-seqs is 3, the recipe expects 4"),
         ("serving.prefix_caching", False, "enable-prefix-caching is False"),
+        ("tensor_parallel.size", 2, "ranks is 2, the recipe expects 1"),
     ],
 )
 def test_an_engine_that_is_not_the_recipes_is_found(document: dict, path: str, value: object, named: str) -> None:
@@ -300,7 +301,8 @@ def test_a_kv_cache_that_is_too_small_for_one_request_ends_the_start(tmp_path: P
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("schema_version", 1),
+        ("schema_version", 2),
+        ("tensor_parallel.size", 0),
         ("serving.surprise", 1),
         ("serving.kv_cache_tokens", "many"),
         ("state", "done"),

@@ -5,6 +5,8 @@
     ready     warm-up and capture are over, and every rule of :mod:`moet_w2.audit_rules` holds
     refused   one does not; ``serving.problems`` says which, and the start ends
 
+Under tensor parallelism every rank has a document of its own (:mod:`moet_w2.audit_ranks`).
+
 The document's schema is ``schema/audit.schema.json``; its version changes when a field changes meaning.
 """
 
@@ -23,6 +25,7 @@ from .audit_rules import check, violations
 from .audit_summary import summary
 from .errors import AuditError
 from .placement import Placement
+from .shard import Shard
 
 if TYPE_CHECKING:
     from .layer import W2Layer
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA_NAME", "SCHEMA_VERSION", "Audit", "check", "load", "schema", "summary", "violations"]
 SCHEMA_NAME = "moet.audit"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Audit:
@@ -41,13 +44,22 @@ class Audit:
         plan: the placement that was asked for.
         device: name, type and NUMA facts of what computes.
         correction: policy, slots and bytes of the correction pool, or None.
+        shard: this rank, and of how many; the only one unless said otherwise.
+        server: what tells this start from any other one, the same on every rank.
         serving: what :mod:`moet_w2.metrics.serving` found once the engine could serve, or None before.
     """
 
     def __init__(
-        self, path: Path | None, plan: LayerPlan, device: dict[str, Any], correction: dict[str, Any] | None = None
+        self,
+        path: Path | None,
+        plan: LayerPlan,
+        device: dict[str, Any],
+        correction: dict[str, Any] | None = None,
+        shard: Shard | None = None,
+        server: str = "",
     ) -> None:
         self.path, self.plan, self.device, self.correction = path, plan, device, correction
+        self.shard, self.server = shard or Shard(), server
         self.serving: dict[str, Any] | None = None
         self._layers: dict[int, dict[str, Any]] = {}
 
@@ -95,6 +107,7 @@ class Audit:
             "schema_version": SCHEMA_VERSION,
             "written_unix": time.time(),
             "pid": os.getpid(),
+            "tensor_parallel": {"server": self.server, "rank": self.shard.rank, "size": self.shard.size},
             "state": self._state(layers),
             "quantizer": {"abi": quantizer_abi.QUANTIZER_ABI, "zero_mode": quantizer_abi.ZERO_MODE},
             "device": self.device,

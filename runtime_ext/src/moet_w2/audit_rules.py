@@ -58,7 +58,8 @@ def check(document: dict[str, Any], recipe: Recipe) -> list[str]:
     """Judge an audit by its own rules and by the recipe that served.
 
     Args:
-        document: an audit as :func:`moet_w2.audit.load` returns it.
+        document: an audit as :func:`moet_w2.audit.load` returns it; of one rank under tensor parallelism, whose
+            mapped bytes are its share of the recipe's.
         recipe: the recipe.
 
     Returns:
@@ -72,13 +73,15 @@ def check(document: dict[str, Any], recipe: Recipe) -> list[str]:
         ("zero mode", document["quantizer"]["zero_mode"], quantizer_abi.ZERO_MODE),
         ("configured mapped layers", document["configured_mapped_layers"], wanted),
         ("allocated mapped layers", document["allocated_mapped_layers"], wanted),
-        ("mapped bytes", document["mapped_bytes"], expect.mapped_bytes),
+        ("mapped bytes", document["mapped_bytes"], expect.mapped_bytes // document["tensor_parallel"]["size"]),
         ("W2 layers", len(document["layers"]), expect.w2_layers),
         ("redundant GPU W2 bytes", document["redundant_gpu_w2_bytes"], 0),
         *_correction(document["correction"], recipe),
         ("uncorrected layers", document["uncorrected_layers"], list(recipe.w2.exclude_layers)),
         *_serving(document["serving"], recipe),
     ]
+    if recipe.digest:  # what a person gave by flags alone says nothing of it
+        facts.append(("ranks", document["tensor_parallel"]["size"], recipe.engine.get("tensor-parallel-size", 1)))
     problems = [f"audit: {name} is {found}, the recipe expects {want}" for name, found, want in facts if found != want]
     problems += _origins(document, recipe.model.synthetic)
     return problems + violations(document)

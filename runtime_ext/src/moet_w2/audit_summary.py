@@ -9,6 +9,9 @@ def summary(document: dict[str, Any]) -> str:
     """The whole audit in a few lines."""
     serving = document["serving"]
     lines = [f"state            {document['state']}"]
+    parallel = document["tensor_parallel"]
+    if parallel["size"] > 1:
+        lines.append(f"rank             {parallel['rank']} of {parallel['size']}, its share of every layer")
     if serving is not None:
         lines.append(f"profile          {serving['profile'] or 'none given'}")
     lines += [

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from . import audit, checkpoint, recipe, serve, sim
+from . import audit_ranks, checkpoint, recipe, serve, sim
 from .cache import commands as cache_commands
 from .doctor import commands as doctor_commands
 from .errors import MoetError
@@ -82,12 +82,12 @@ def _check_checkpoint(args: argparse.Namespace) -> int:
 
 
 def _show_audit(args: argparse.Namespace) -> int:
-    print(audit.summary(audit.load(args.path)))
+    print(audit_ranks.summary(audit_ranks.load(args.path)))
     return 0
 
 
 def _check_audit(args: argparse.Namespace) -> int:
-    problems = audit.check(audit.load(args.path), recipe.load(args.recipe))
+    problems = audit_ranks.check(audit_ranks.load(args.path), recipe.load(args.recipe))
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:

@@ -13,7 +13,18 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from . import checkpoint, config, cuda_host, null_block, placement, preflight, refusals, synthetic, topology
+from . import (
+    audit_ranks,
+    checkpoint,
+    config,
+    cuda_host,
+    null_block,
+    placement,
+    preflight,
+    refusals,
+    synthetic,
+    topology,
+)
 from .audit import Audit
 from .cache import key as cache_key
 from .cache.session import Session
@@ -151,7 +162,14 @@ def get() -> W2Runtime:
         if settings.planes_cache is not None:
             cache = Session(settings.planes_cache, key, settings.load_workers, settings.load_batch_layers)
         correction = build.build(settings, plan, key, device, vllm_config, experts)
-    audit = Audit(settings.audit_path, plan, _describe(device, locality, scaled), correction and correction.facts())
+    audit = Audit(
+        settings.audit_path and audit_ranks.place(settings.audit_path, shard.rank),
+        plan,
+        _describe(device, locality, scaled),
+        correction and correction.facts(),
+        shard,
+        vllm_config.instance_id,
+    )
     if correction is not None:
         correction.on_sized = audit.write
     if computed:

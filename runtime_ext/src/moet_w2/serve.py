@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import api_key, command, doctor, envs, overrides, served
-from .cache import phases
+from . import api_key, audit_ranks, command, doctor, envs, overrides, served
 from .errors import ConfigError, MoetError
 from .recipe import Recipe, load
 
@@ -127,7 +126,6 @@ def _prepare_audit(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-        path.unlink(missing_ok=True)
-        path.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
+        audit_ranks.remove(path)
     except OSError as error:
         raise ConfigError(f"audit {path} cannot be written ({error.strerror}); set W2_AUDIT_PATH") from None

@@ -1,0 +1,111 @@
+"""The audits of a server's ranks under tensor parallelism: one file each, judged together.
+
+    audit.json           of rank 0, or of the only one: the path that was asked for
+    audit.rank-1.json    beside it, of rank 1; and so on
+
+Every rank holds the same layers in the same places, and the same share of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import audit
+from .cache import phases
+from .errors import AuditError
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
+_ALIKE = (
+    "quantizer",
+    "target_layers",
+    "draft_layers",
+    "configured_mapped_layers",
+    "allocated_mapped_layers",
+    "uncorrected_layers",
+    "mapped_bytes",
+    "w2_bytes",
+)
+"""Facts that must be the same on every rank."""
+
+
+def place(path: Path, rank: int) -> Path:
+    """File of a rank's audit.
+
+    Args:
+        path: file of rank 0.
+        rank: whose.
+    """
+    return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}") if rank else path
+
+
+def remove(path: Path) -> None:
+    """Take away what a server left there, of every rank, with the seconds of its start.
+
+    Args:
+        path: file of rank 0.
+
+    Raises:
+        OSError: a file stands there that cannot be removed.
+    """
+    for left in (path, *path.parent.glob(f"{path.stem}.rank-*{path.suffix}")):
+        left.unlink(missing_ok=True)
+        left.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
+
+
+def load(path: str | Path) -> list[dict[str, Any]]:
+    """The audits of all ranks, in their order.
+
+    Args:
+        path: file of rank 0.
+
+    Raises:
+        AuditError: a file is missing, no audit of this schema version, or of another rank than its name says.
+    """
+    first = _load(Path(path), 0)
+    return [first, *(_load(Path(path), rank) for rank in range(1, first["tensor_parallel"]["size"]))]
+
+
+def check(documents: list[dict[str, Any]], recipe: Recipe) -> list[str]:
+    """Judge all ranks by the recipe that served, and by each other.
+
+    Args:
+        documents: as :func:`load` returns them.
+        recipe: the recipe.
+
+    Returns:
+        one line for each disagreement, with its rank where there are several; empty when every audit holds.
+    """
+    if len(documents) == 1:
+        return audit.check(documents[0], recipe)
+    problems = list(differences(documents))
+    for rank, document in enumerate(documents):
+        problems += [f"audit: rank {rank}: {line.removeprefix('audit: ')}" for line in audit.check(document, recipe)]
+    return problems
+
+
+def differences(documents: list[dict[str, Any]]) -> Iterator[str]:
+    """One line for each fact in which a rank is not as rank 0 is."""
+    first = documents[0]
+    for rank, other in enumerate(documents):
+        if other["tensor_parallel"]["server"] != first["tensor_parallel"]["server"]:
+            yield f"audit: rank {rank} is of another start than rank 0; remove the old files and start again"
+        for name in _ALIKE:
+            if other[name] != first[name]:
+                yield f"audit: {name} is {other[name]} on rank {rank}, {first[name]} on rank 0"
+
+
+def summary(documents: list[dict[str, Any]]) -> str:
+    """All ranks for a person."""
+    return "\n\n".join(audit.summary(document) for document in documents)
+
+
+def _load(path: Path, rank: int) -> dict[str, Any]:
+    document = audit.load(place(path, rank))
+    found = document["tensor_parallel"]["rank"]
+    if found != rank:
+        raise AuditError(f"audit {place(path, rank)} is of rank {found}, not {rank}; give the file of rank 0")
+    return document
