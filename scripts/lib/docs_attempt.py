@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -26,13 +27,25 @@ def script_text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+@cache
+def _parses(path: str) -> bool:
+    """Whether a program, or a module of this tree that it imports, parses arguments: otherwise it would really run."""
+    text = script_text(path)
+    if "parse_args(" in text:
+        return True
+    packages = re.findall(r"^from ([\w.]+) import ([\w, ]+)$", text, re.M)
+    modules = [f"{package}.{name.strip()}" for package, names in packages for name in names.split(",")]
+    files = [module.replace(".", "/") + ".py" for module in (*modules, *(package for package, _ in packages))]
+    return any("parse_args(" in script_text(file) for file in files if docs_links.exists(file))
+
+
 def parsed(program: str, arguments: list[str]) -> Iterator[str]:
     """A Python program, run until it has parsed; by its file, or its module's name."""
     path = program if program.endswith(".py") else program.replace(".", "/") + ".py"
     if not docs_links.exists(path):
         yield f"{path} is not in the tree"
         return
-    if "parse_args(" not in script_text(path):
+    if not _parses(path):
         if arguments:
             yield f"{path} has no parser of its own, so nothing tells whether it takes {arguments[0]}"
         return
