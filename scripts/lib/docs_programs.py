@@ -117,7 +117,7 @@ def _python(arguments: list[str]) -> Iterator[str]:
                 yield f"{word} is not in the tree"
     elif arguments[:1] == ["-m"]:
         yield from docs_attempt.parsed(arguments[1], arguments[2:])
-    elif arguments:
+    elif arguments and not arguments[0].startswith("/"):  # what lies elsewhere is not ours
         yield from docs_attempt.parsed(arguments[0], arguments[1:])
 
 
