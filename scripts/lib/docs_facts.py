@@ -14,10 +14,12 @@ from docs_source import ROOT
 
 from moet_w2 import recipe
 from moet_w2.doctor.software import DEEP_GEMM_NVCC
+from moet_w2.geometry import TILE_COLS, TILE_ROWS
 from moet_w2.planner import reported
 from moet_w2.recipe import Recipe
 
 RESULTS = "bench/results"
+_LANES = 32  # of a warp
 
 
 @cache
@@ -59,6 +61,9 @@ def _constants() -> dict[str, Any]:
         "disk": {variant: size >> 30 for variant, size in venvs.DISK_BYTES.items()},
         "prefill": constant("correction/tier.py", "PREFILL_TOKENS"),
         "decode": min(constant("kernels/shapes.py", "DECODE_CHUNKS")),
+        "shared": constant("kernels/shapes.py", "PREFILL_CHUNK"),
+        "reserve": constant("correction/sizing.py", "RESERVE") >> 30,
+        "lane": TILE_ROWS * TILE_COLS // 4 // _LANES,
     }
 
 
@@ -66,10 +71,17 @@ def constant(file: str, name: str) -> Any:
     """A literal of a module of the extension, which is not imported: some of them import torch."""
     tree = ast.parse((ROOT / "runtime_ext/src/moet_w2" / file).read_text(encoding="utf-8"))
     return next(
-        ast.literal_eval(node.value)
+        literal(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and [target.id for target in node.targets] == [name]
     )
+
+
+def literal(node: ast.expr) -> Any:
+    """A literal, or one shifted by another: `1 << 30`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift):
+        return literal(node.left) << literal(node.right)
+    return ast.literal_eval(node)
 
 
 CODE: dict[str, Callable[[], Any]] = {

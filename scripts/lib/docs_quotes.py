@@ -14,12 +14,13 @@ from typing import Any
 import docs_words
 from docs_facts import content
 
-BUILD, HOW, README, VALIDATION, PROVENANCE = (
+BUILD, HOW, README, VALIDATION, PROVENANCE, METRICS = (
     "BUILD-AND-RUN.md",
     "HOW-IT-WORKS.md",
     "README.md",
     "VALIDATION.md",
     "PROVENANCE.md",
+    "docs/metrics.md",
 )
 
 
@@ -107,6 +108,13 @@ QUOTES: tuple[Quote, ...] = (
             f"{result['sides']['ours-0-mapped']['ready_seconds']:.0f} s after vLLM was called"
         ),
     ),
+    # How it is built.
+    Quote(HOW, "constants", lambda facts: f"in which a warp reads them, {facts['lane']} bytes a lane"),
+    Quote(HOW, "constants", lambda facts: f"shares a byte among up to {facts['shared']} tokens"),
+    Quote(HOW, "constants", lambda facts: f"what torch will take again, and {facts['reserve']} GiB)"),
+    Quote(HOW, "sizes", lambda sizes: f"({sizes['layer'].correction_row_bytes >> 20} MiB at the real geometry;"),
+    Quote(HOW, "sizes", lambda sizes: f"offset 0 {sizes['layer'].nbytes:,}"),
+    Quote(METRICS, "constants", lambda facts: f"an expert of more than {facts['shared']} tokens"),
     # How fast and how exact.
     Quote(HOW, "kernels_correctness_h200.json", lambda result: f"{result['cases']} random cases against float64"),
     Quote(HOW, "kernels_activations.json", docs_words.activation_errors),
