@@ -7,6 +7,7 @@ import pytest
 SERVER_GROUP = "server"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay together, for its fixtures; all that start a vLLM server do, for there is one at a time."""
     for item in items:
