@@ -31,12 +31,17 @@ lint_bench() {
   "$BIN/python" bench/bench.py render --check
 }
 
+lint_container() {
+  scripts/run-python.sh scripts/lib/container_lint.py
+}
+
 main() {
   cd "$MOET_ROOT"
   BIN=.native/venv-cpu/bin
   [[ -x "$BIN/ruff" ]] || die 1 "$BIN has no ruff; run \`make setup\`"
   lint_python
   lint_shell
+  lint_container
   lint_recipes
   lint_bench
   note "lint: clean"
