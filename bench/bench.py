@@ -89,10 +89,12 @@ def _run(args: argparse.Namespace, library: Library) -> int:
             f"recipe {recipe.name} is not for box {box.name}, which serves {', '.join(box.recipes) or 'none'}"
         )
     out = args.out or library.root / RESULTS / f"serving_{recipe.name}_{box.name}.json"
-    command = [sys.executable, str(Path(__file__).with_name("serving.py")), "--recipe", str(recipe.file)]
+    # Relative paths, since the result tells the command.
+    named = os.path.relpath(recipe.file, library.root.resolve())
+    command = [sys.executable, str(Path(__file__).with_name("serving.py")), "--recipe", named]
     if box.limits.command_seconds and "--budget" not in args.serving:
         command += ["--budget", str(box.limits.command_seconds - _MARGIN_SECONDS)]
-    return subprocess.call([*command, "--out", str(out), *args.serving])
+    return subprocess.call([*command, "--out", str(out.resolve()), *args.serving], cwd=library.root)
 
 
 def _load(args: argparse.Namespace, library: Library) -> int:

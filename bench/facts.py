@@ -27,6 +27,7 @@ def provenance() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *_arguments(sys.argv[1:])]),
         **_revision(),
+        "load_average": round(os.getloadavg()[0], 2),
         "hardware": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),

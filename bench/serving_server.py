@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _THROUGHPUT = re.compile(r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s")
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_KV_TOKENS = re.compile(r"[CG]PU KV cache size: ([\d,]+) tokens")
 _KV_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
 _PREFILL = re.compile(r"(prefill: .*)$", re.MULTILINE)
 _ACCEPTANCE = re.compile(r"Mean acceptance length: ([\d.]+)")

@@ -37,23 +37,43 @@ def profiles(library: Library, link: Link) -> list[str]:
 
 
 def peers(library: Library, link: Link) -> list[str]:
-    """Whole steps of a few layers of real widths: stock and ours, resident and in host memory."""
+    """Whole steps of a few layers of real widths: stock, ours and llama.cpp, resident and in host memory."""
     lines: list[str] = []
     for result in library.of("decode_rate"):
-        document, sides = result.document, result.document["sides"]
-        stock = sides["stock"]["requests"]
-        counts = list(stock)
-        lines += [f"{document['layers']} layers, {_machine(result, library)}, [result]({link(result.path)}):", ""]
-        heads = [[f"{count}x, tokens/s", f"{count}x, over stock"] for count in counts]
-        lines += grid("experts", [name for pair in heads for name in pair])
-        for name, side in sides.items():
-            rates = [(side["requests"][count]["decode_tokens_per_s"], stock[count]) for count in counts]
-            cells = [(f"{rate:,.1f}", f"{rate / base['decode_tokens_per_s']:.2f}") for rate, base in rates]
-            lines.append(row([_side(name), *(cell for pair in cells for cell in pair)]))
-        if not any("offloaded" in name for name in sides):
-            lines += ["", f"Stock with its experts offloaded, and ours mapped: {NOT_MEASURED}"]
-        lines.append("")
+        layers, machine = result.document["layers"], _machine(result, library)
+        beside = [
+            other
+            for other in library.of("llama_rate")
+            if other.document["layers"] == layers and _machine(other, library) == machine
+        ]
+        lines += [*_peers(result, beside, f"{layers} layers, {machine}", link), ""]
     return lines[:-1] if lines else [NOT_MEASURED]
+
+
+def _peers(result: Result, beside: list[Result], words: str, link: Link) -> list[str]:
+    sides: dict[str, Any] = dict(result.document["sides"])
+    for other in beside:
+        sides |= other.document["sides"]
+    stock = sides["stock"]["requests"]
+    names = [name for count in stock for name in (f"{count}x, tokens/s", f"{count}x, over stock")]
+    files = ", ".join(f"[{one.path.name}]({link(one.path)})" for one in (result, *beside))
+    lines = [f"{words}: {files}", "", *grid("experts", names)]
+    for name, side in sides.items():
+        cells = []
+        for count, base in stock.items():
+            found = side["requests"].get(count, {}).get("decode_tokens_per_s")
+            cells += ["", ""] if found is None else [f"{found:,.1f}", f"{found / base['decode_tokens_per_s']:.2f}"]
+        lines.append(row([_side(name), *cells]))
+    missing = [
+        what
+        for what, there in {
+            "stock with its experts offloaded": any("offloaded" in name for name in sides),
+            "ours mapped": any(name.endswith("-mapped") and name != "ours-0-mapped" for name in sides),
+            "llama.cpp": bool(beside),
+        }.items()
+        if not there
+    ]
+    return lines if not missing else [*lines, "", f"{', '.join(missing)}: {NOT_MEASURED.lower()}"]
 
 
 def startup(library: Library, link: Link) -> list[str]:
@@ -149,12 +169,11 @@ def _machine(result: Result, library: Library) -> str:
 
 
 def _side(name: str) -> str:
-    words = {"stock": "stock MXFP4, in VRAM", "ours-0-mapped": "ours, in VRAM"}
-    if name in words:
-        return words[name]
-    who, layers, how = name.split("-")
-    experts = "ours" if who == "ours" else "stock MXFP4"
-    return f"{experts}, {layers} layers {how.replace('offloaded', 'offloaded by UVA')}"
+    who, _, how = name.partition("-")
+    layers = how.partition("-")[0]
+    experts = {"ours": "ours", "stock": "stock MXFP4", "llama": "llama.cpp, MXFP4"}[who]
+    where = {"ours": "mapped", "stock": "offloaded by UVA", "llama": "computed by the CPU"}[who]
+    return f"{experts}, in VRAM" if layers in ("", "0") else f"{experts}, {layers} layers {where}"
 
 
 def _seed(profile: Any) -> dict[str, str]:

@@ -70,14 +70,14 @@ def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None
 
 def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200, monkeypatch) -> None:
     ran = []
-    monkeypatch.setattr(bench.subprocess, "call", lambda command: ran.append(command) or 3)
+    monkeypatch.setattr(bench.subprocess, "call", lambda command, cwd: ran.append((cwd, *command)) or 3)
     assert bench.main(["run", "--recipe", "h200-300k", "--", "--prefill", "32768"], root) == 3
     (command,) = ran
-    assert command[1] == str(samples.ROOT / "bench" / "serving.py")
-    assert command[2:] == [
-        *("--recipe", str(root / "bench" / "recipes" / "h200-300k.yaml"), "--budget", "550"),
+    assert command[0] == root and command[2] == str(samples.ROOT / "bench" / "serving.py")
+    assert command[3:] == (
+        *("--recipe", "bench/recipes/h200-300k.yaml", "--budget", "550"),
         *("--out", str(root / "bench" / "results" / "serving_h200-300k_h200.json"), "--prefill", "32768"),
-    ]
+    )
     assert bench.main(["run", "--recipe", "h200-300k", "--", "--budget", "60"], root) == 3
     assert ran[1].count("--budget") == 1
 

@@ -118,7 +118,7 @@ def peers(sides: dict[str, float]) -> dict:
 def test_peers_are_ratios_to_stock(tmp_path: Path) -> None:
     sides = {"stock": 200.0, "stock-4-offloaded": 50.0, "ours-0-mapped": 250.0, "ours-4-mapped": 120.0}
     library = samples.checkout(tmp_path, peers(sides))
-    assert tables.peers(library, str)[2:] == [
+    assert tables.peers(library, str)[2:-2] == [
         "| experts | 1x, tokens/s | 1x, over stock |",
         "| --- | --- | --- |",
         "| stock MXFP4, in VRAM | 200.0 | 1.00 |",
@@ -126,13 +126,27 @@ def test_peers_are_ratios_to_stock(tmp_path: Path) -> None:
         "| ours, in VRAM | 250.0 | 1.25 |",
         "| ours, 4 layers mapped | 120.0 | 0.60 |",
     ]
+    assert tables.peers(library, str)[-1] == "llama.cpp: not measured yet."
     assert plots.CHARTS["peers"].draw(library).count("<polyline") == 2
+
+
+def test_llama_cpp_stands_beside_the_same_layers_on_the_same_machine(tmp_path: Path) -> None:
+    sides = {"stock": 200.0, "stock-4-offloaded": 50.0, "ours-4-mapped": 120.0}
+    llama = peers({"llama-0-on-cpu": 100.0, "llama-4-on-cpu": 10.0}) | {"benchmark": "llama_rate"}
+    library = samples.checkout(tmp_path, peers(sides), llama, llama | {"layers": 4})
+    lines = tables.peers(library, str)
+    assert lines[0].endswith("[serving_1.json](bench/results/serving_1.json)")
+    assert lines[-2:] == [
+        "| llama.cpp, MXFP4, in VRAM | 100.0 | 0.50 |",
+        "| llama.cpp, MXFP4, 4 layers computed by the CPU | 10.0 | 0.05 |",
+    ]
 
 
 def test_a_line_through_one_point_is_not_drawn(tmp_path: Path) -> None:
     library = samples.checkout(tmp_path, peers({"stock": 200.0, "ours-0-mapped": 250.0}))
     assert plots.CHARTS["peers"].draw(library) is None
-    assert tables.peers(library, str)[-1].endswith("Not measured yet.")
+    said = "stock with its experts offloaded, ours mapped, llama.cpp: not measured yet."
+    assert tables.peers(library, str)[-1] == said
 
 
 def test_charts_are_svg_with_a_point_for_each_value(library: Library) -> None:

@@ -137,6 +137,7 @@ def test_what_the_logger_said_is_read() -> None:
         "prefill": ["prefill: 2,048 of 4,096 tokens"],
         "mean_acceptance_length": [2.5],
     }
+    assert serving_server.kv_cache("INFO CPU KV cache size: 102,274 tokens")["kv_cache_tokens"] == 102274
     assert serving_server.kv_cache("nothing") == {"kv_cache_tokens": None, "kv_cache_gib": None}
 
 
