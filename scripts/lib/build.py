@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import container_lint
 import fetch
 import import_check
 import kernel_toolkit
@@ -55,10 +56,11 @@ def build_wheel_variant(pins: pin_table.Pins, variant: str, native: Path = NATIV
     require_platform(pins)
     started = time.monotonic()
     if variant == "cpu":
-        # The patch check and the upstream tests read the source archive, and those of kernels/ read cubins; tests
-        # have no network of their own.
+        # The patch check and the upstream tests read the source archive, those of kernels/ read cubins, and hadolint
+        # reads Containerfile; tests have no network of their own.
         fetch.fetch(pins.artifact("vllm.sdist"), fetch.cache_dir())
         kernel_toolkit.unpacked(pins, "cuda.readers", native)
+        container_lint.hadolint(pins, native)
     built = wheels.build(pins, variant, native)
     done = venvs.ensure(pins, native, built, variant)
     seconds = time.monotonic() - started
