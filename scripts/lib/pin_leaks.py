@@ -27,6 +27,7 @@ GENERATED = (
     # Evidence states the versions that it was measured with; nothing reads them back.
     "bench/results/*",
     "demo/results/*",
+    "validation/fixtures/*",
     "kernels/MANIFEST.json",
     "kernels/cubins/*",
     "flake.lock",

@@ -7,6 +7,9 @@
     talk       how a suite asks: a server, a recording, or nobody (dry run)
     rundir     the run's folder: records that survive a kill
     manifest   what was run on what, with digests and a seal
+    prepare    cases and units, from flags or from a manifest
+    live       a run against a server
+    replay     a recorded run, judged again
     verdict    records to faults, faults to gates: the one judge for live runs and replays
     derived    a recording with a stated edit, to show that a gate fails
     preflight  the server is the one that the recipe describes

@@ -13,18 +13,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from moet_w2.errors import MoetError
 from validation import target
+from validation.local import ROOT
 
-from . import casefile, derived, digest, live, manifest, plan, rundir, verdict
-from .errors import ReplayError, RunError
-from .plan import Planned, Suite
+from . import derived, live, manifest, verdict
+from .plan import Suite
+from .prepare import prepare
+from .replay import replay
 from .talk import Dry, NotAsked
-
-ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = Path(".native") / "validation"
 
 
 def main(suite: Suite, argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -61,32 +59,12 @@ def _parser(suite: Suite) -> argparse.ArgumentParser:
     parser.add_argument("--cases", default="full", metavar="SET", help="full, demo or a .yaml file; default: full")
     parser.add_argument("--only", default="", metavar="TEXT", help="only invocations with TEXT in their id")
     parser.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help=f"a new dated folder is made there; default: {OUTPUT}"
+        "--output-dir", type=Path, metavar="DIR", help=f"a new dated folder is made there; default: {live.OUTPUT}"
     )
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="without a byte; default: 1800")
     target.add_arguments(parser)
     suite.add_arguments(parser)
     return parser
-
-
-def prepare(
-    suite: Suite, name: str, options: dict[str, Any], only: str, limit: int | None
-) -> tuple[Any, dict[str, Any], Planned]:
-    """Cases, what the manifest says of them, and the units.
-
-    Raises:
-        CaseError, RunError: they cannot be had.
-    """
-    path = casefile.locate(suite.name, name)
-    cases, files = casefile.load(suite.cases, path)
-    planned = suite.plan(cases, options, limit)
-    plan.unique(planned.invocations)
-    if only:
-        planned = plan.only(planned, only)
-    if not planned.units:
-        reason = next(iter(planned.left_out.values()), "the set is empty")
-        raise RunError(f"{path} leaves nothing to ask: {reason}")
-    return cases, {"set": path.stem, "files": files}, planned
 
 
 def _show(suite: Suite, args: argparse.Namespace) -> int:
@@ -118,41 +96,6 @@ def _replay(suite: Suite, path: Path) -> int:
         judged = replay(suite, manifest.folder_of(path))
     print("\n".join(verdict.lines(judged)))
     return 0 if judged.passed else 1
-
-
-def replay(suite: Suite, folder: Path, edits: list[derived.Edit] | None = None) -> verdict.Verdict:
-    """Judge a recorded run again.
-
-    Args:
-        edits: to make on the recording first; the outcome is then not held to the recorded one.
-
-    Raises:
-        ReplayError: the run is damaged, was edited, was recorded with other cases, or is judged otherwise now.
-    """
-    document = manifest.read(folder)
-    recorded = document["plan"]
-    if recorded["suite"] != suite.name:
-        raise ReplayError(f"{folder} is a run of {recorded['suite']}; use run_{recorded['suite']}.py")
-    cases, planned = _recorded(suite, recorded)
-    _, records = rundir.read(folder)
-    if edits is not None:
-        return verdict.judge(suite, cases, planned, derived.apply(records, edits), recorded, strict=False)
-    judged = verdict.judge(suite, cases, planned, records, recorded)
-    if "outcome" not in document:
-        return judged
-    if digest.of_json(judged.document()) != digest.of_json(document["outcome"]):
-        raise ReplayError(f"{folder}: the outcome in its manifest is not what its records give; record it again")
-    return judged
-
-
-def _recorded(suite: Suite, recorded: dict[str, Any]) -> tuple[Any, Planned]:
-    """The cases and units that a plan names, if they are still the same."""
-    name = recorded["cases"]["set"]
-    limit = recorded["server"]["max_model_len"]
-    cases, told, planned = prepare(suite, name, recorded["options"], recorded["only"], limit)
-    if told != recorded["cases"]:
-        raise ReplayError(f"cases {suite.name}/{name} have changed since they were recorded; record them again")
-    return cases, planned
 
 
 def _command(suite: Suite, words: list[str]) -> str:

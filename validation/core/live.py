@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from validation import target
+from validation.local import ROOT
 
-from . import command, digest, manifest, preflight, progress, rundir, verdict
-from .errors import RunError
-from .plan import Planned, Suite, Unit
+from . import digest, manifest, preflight, progress, rundir, verdict
+from .errors import RunError, ServerError
+from .plan import Invocation, Planned, Suite, Unit
+from .prepare import prepare, recorded
 from .talk import Live, Record
 from .wire import Server
 
+OUTPUT = Path(".native") / "validation"
 ALIVE_SECONDS = 15.0
 
 
@@ -35,20 +38,23 @@ def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
     found = preflight.examine(server, aim)
     if args.resume:
         folder = manifest.folder_of(args.resume)
-        document = _resumable(suite, folder, found)
-        cases, planned = command._recorded(suite, document["plan"])
+        document = _resumable(folder, found)
+        cases, planned = recorded(suite, document["plan"])
     else:
         options = suite.options(args)
-        cases, named, planned = command.prepare(suite, args.cases, options, args.only, found["max_model_len"])
+        cases, named, planned = prepare(suite, args.cases, options, args.only, found["max_model_len"])
         document = manifest.opened(_plan(suite, named, planned, found, options, args.only, cases, told))
-        folder = rundir.create(args.output_dir or root / command.OUTPUT, _name(suite, named, document))
+        folder = rundir.create(args.output_dir or root / OUTPUT, _name(suite, named))
         manifest.write(folder, document)
     progress.tell(f"{suite.name}: {len(planned.invocations)} invocations into {folder}")
     for name, reason in planned.left_out.items():
         progress.tell(f"      left out: {name}: {reason}")
     with rundir.held(folder):
         rundir.mend(folder)
-        _ask(suite, cases, planned, folder, document["plan"], server)
+        try:
+            _ask(suite, cases, planned, folder, document["plan"], server)
+        except ServerError as error:
+            raise ServerError(f"{error}; then go on with: --resume {folder}") from None
         _, records = rundir.read(folder)
         judged = verdict.judge(suite, cases, planned, records, document["plan"])
         manifest.write(folder, manifest.closed(document, folder, judged.document()))
@@ -66,7 +72,7 @@ def _plan(
     cases: Any,
     told: str,
 ) -> dict[str, Any]:
-    sys.path.insert(0, str(command.ROOT))
+    sys.path.insert(0, str(ROOT))
     from bench import facts
 
     provenance = facts.provenance() | {"command": told}
@@ -85,19 +91,16 @@ def _plan(
     }
 
 
-def _name(suite: Suite, named: dict[str, Any], document: dict[str, Any]) -> str:
-    return f"{suite.name}-{named['set']}-{manifest.stamp()}"
+def _name(suite: Suite, named: dict[str, Any]) -> str:
+    return f"{suite.name}-{Path(named['set']).stem}-{manifest.stamp()}"
 
 
-def _resumable(suite: Suite, folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+def _resumable(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a run that may be gone on with on this server."""
     document = manifest.read(folder)
-    recorded = document["plan"]
-    if recorded["suite"] != suite.name:
-        raise RunError(f"{folder} is a run of {recorded['suite']}; use run_{recorded['suite']}.py")
     if "outcome" in document:
         raise RunError(f"{folder} is complete; --replay judges it, and a new run needs no --resume")
-    for name, value in recorded["server"].items():
+    for name, value in document["plan"]["server"].items():
         if found[name] != value:
             raise RunError(
                 f"{name} of the server is {found[name]}, {folder} was begun with {value}; begin a new run "
@@ -127,11 +130,14 @@ def _ask(suite: Suite, cases: Any, planned: Planned, folder: Path, plan: dict[st
 def _at_once(
     suite: Suite, cases: Any, unit: Unit, plan: dict[str, Any], server: Server
 ) -> dict[str, tuple[Record, list[str]]]:
-    def one(invocation: Any) -> tuple[Record, list[str]]:
+    def one(invocation: Invocation) -> tuple[Record, list[str]]:
         talk = Live(plan["server"]["model"], verdict.salt(plan["run_id"], invocation.id), server)
         found = suite.perform(invocation, cases, talk)
         return talk.record, [f"{fault.gate}: {fault.text}" for fault in found]
 
-    with ThreadPoolExecutor(len(unit.invocations)) as pool:
-        results = list(pool.map(one, unit.invocations))
+    if len(unit.invocations) == 1:  # in this thread, so that Ctrl-C does not wait for the answer
+        results = [one(unit.invocations[0])]
+    else:
+        with ThreadPoolExecutor(len(unit.invocations)) as pool:
+            results = list(pool.map(one, unit.invocations))
     return {invocation.id: result for invocation, result in zip(unit.invocations, results, strict=True)}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
-
-from moet_w2 import audit
+from moet_w2 import audit_ranks
 from validation import checks
 from validation.target import Target
 
@@ -23,7 +21,8 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     """What is served, for the manifest.
 
     Returns:
-        model, max_model_len, recipe, recipe_sha256, and of the audit its digest and main facts (None without W2).
+        model, max_model_len, recipe, recipe_sha256, and of the audit its digest and the main facts of rank 0 (None
+        without W2). Under tensor parallelism the digest is of the list of the ranks' digests.
 
     Raises:
         ServerError: the server cannot be asked.
@@ -31,8 +30,7 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     """
     limit = _limit(server, target)
     try:
-        # Smoke's own check of recipe and audit; it asks no server.
-        checks.check_audit(checks.Context(target, openai.OpenAI(api_key="none"), 0))
+        checks.judge_audit(target)
     except checks.CheckFailed as error:
         hint = "; --no-audit, if W2 is off" if "does not exist" in str(error) else ""
         raise RunError(f"{error}{hint}") from None
@@ -46,10 +44,12 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     }
     if target.audit_path is None:
         return found
-    document = audit.load(target.audit_path)
-    serving = document.get("serving") or {}
-    facts = {name: document[name] for name in AUDIT_KEPT} | {name: serving.get(name) for name in SERVING_KEPT}
-    return found | {"audit_sha256": digest.of_file(target.audit_path), "audit": facts}
+    first, *others = audit_ranks.load(target.audit_path)
+    files = [digest.of_file(audit_ranks.place(target.audit_path, rank)) for rank in range(1 + len(others))]
+    serving = first.get("serving") or {}
+    facts = {name: first[name] for name in AUDIT_KEPT} | {name: serving.get(name) for name in SERVING_KEPT}
+    whole = digest.of_json(files) if others else files[0]
+    return found | {"audit_sha256": whole, "audit": facts | ({"ranks": len(files)} if others else {})}
 
 
 def _limit(server: Server, target: Target) -> int:

@@ -1,4 +1,4 @@
-"""Tools: the right tool, exactly the right arguments, over local mock tools; repeats with fixed seeds; three at once."""
+"""Tools: the right tool with exactly the right arguments, over local mock tools, with repeats and three at once."""
 
 from __future__ import annotations
 

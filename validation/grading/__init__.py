@@ -1,0 +1,1 @@
+"""Blind grading of the reasoning suite: rubric, packet, score."""

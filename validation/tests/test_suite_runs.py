@@ -1,0 +1,322 @@
+"""Runs against a fake server: what is recorded, what a kill leaves, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from audit_document import make
+from suite_server import Script, serving
+
+from bench import facts
+from moet_w2 import command as rendering
+from moet_w2 import recipe, served
+from validation.core import command, manifest, progress, rundir
+from validation.suites.tools import Tools
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO = REPOSITORY / "bench" / "recipes" / "demo-cpu.yaml"
+CALLS = {
+    "What is the weather in Paris?": ("get_weather", {"city": "Paris"}),
+    "Set a timer for 5 minutes.": ("set_timer", {"minutes": 5}),
+    "Turn on the light in the kitchen.": ("set_light", {"room": "kitchen", "on": True}),
+    'Create an event "Lunch" on Monday at 12.': (
+        "create_event",
+        {"title": "Lunch", "when": {"day": "Monday", "hour": 12}},
+    ),
+}
+
+
+def right(request):
+    """The answer of a model that gets everything right."""
+    last = request["messages"][-1]
+    if last["role"] == "tool":
+        return {"content": f"Result: {last['content']}"}
+    if last["content"] not in CALLS:
+        return {"content": "95"}
+    name, arguments = CALLS[last["content"]]
+    return {"calls": [{"name": name, "arguments": json.dumps(arguments)}], "finish_reason": "tool_calls"}
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return make(recipe.load(DEMO))
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch, capsys, audit):
+    """A checkout that has served the demo recipe; ``run`` runs the tool suite on a server that answers by script."""
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setattr(facts, "provenance", lambda: {"time": "2027-01-01T00:00:00Z"})
+    path = tmp_path / "bench" / "recipes" / DEMO.name
+    path.parent.mkdir(parents=True)
+    shutil.copy(DEMO, path)
+    audit_path, out = tmp_path / "audit.json", tmp_path / "out"
+    audit_path.write_text(json.dumps(audit))
+    script = Script(right)
+    with serving(script) as url:
+        overrides = rendering.Overrides(port=int(url.rpartition(":")[2]), audit_path=audit_path)
+        loaded = recipe.load(path)
+        served.write(loaded, rendering.render(loaded, overrides))
+
+        def run(*words: str, cases: str = "demo") -> Namespace:
+            code = command.main(Tools(), ["--cases", cases, "--output-dir", str(out), *words], root=tmp_path)
+            told = capsys.readouterr()
+            folders = sorted(out.iterdir()) if out.exists() else []
+            return Namespace(code=code, out=told.out, err=told.err, folders=folders)
+
+        yield Namespace(run=run, script=script, path=path, audit_path=audit_path, url=url, out=out)
+
+
+def failing_at(number: int, how):
+    """A right server whose answer to one request is another one."""
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        return how(request) if len(seen) == number else right(request)
+
+    return answer
+
+
+def gists(folder: Path) -> dict:
+    return {name: entry["gist"] for name, entry in manifest.read(folder)["outcome"]["invocations"].items()}
+
+
+def test_a_run_is_recorded_judged_and_sealed(stage):
+    result = stage.run()
+    assert result.code == 0, result.err
+    (folder,) = result.folders
+    document = manifest.read(folder)
+    plan, outcome = document["plan"], document["outcome"]
+    assert outcome["passed"] is True and outcome["measures"]["invocations"] == {
+        "concurrent": 3,
+        "measured": 8,
+        "smoke": 1,
+    }
+    assert plan["server"]["recipe_sha256"] == recipe.load(stage.path).digest
+    assert plan["server"]["audit"]["mapped_bytes"] == 3538944
+    assert plan["provenance"]["command"] == "python validation/run_tools.py --cases demo"
+    assert "[12/12] concurrent3-sum: 1 requests" in result.err and ": ok\n" in result.err
+    assert command.main(Tools(), ["--replay", str(folder)]) == 0
+
+
+def test_requests_carry_seed_and_a_salt_of_their_own(stage):
+    stage.run()
+    first = {request["cache_salt"] for request in stage.script.requests}
+    seeds = [request["seed"] for request in stage.script.requests]
+    assert set(seeds) == {11, 23} and len(first) == 12
+    stage.script.requests.clear()
+    stage.run()
+    assert not first & {request["cache_salt"] for request in stage.script.requests}
+    assert [request["seed"] for request in stage.script.requests][:9] == seeds[:9]
+
+
+def test_a_folder_is_never_written_twice(stage, monkeypatch):
+    monkeypatch.setattr(manifest, "stamp", lambda: "20270101T000000Z")
+    before = stage.run().folders
+    content = (before[0] / rundir.RECORDS).read_bytes()
+    after = stage.run().folders
+    assert [folder.name for folder in after] == ["tools-demo-20270101T000000Z", "tools-demo-20270101T000000Z-2"]
+    assert (before[0] / rundir.RECORDS).read_bytes() == content
+
+
+def test_three_are_asked_at_once(stage):
+    inside, most = [], []
+
+    def slow(request):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return right(request)
+
+    stage.script.answer = slow
+    assert stage.run().code == 0
+    assert max(most[-3:]) == 3 and set(most[:-3]) == {1}
+
+
+def test_a_smoke_that_fails_ends_the_run(stage):
+    stage.script.answer = lambda request: {"content": "Sunny."}
+    result = stage.run()
+    assert result.code == 1 and len(stage.script.requests) == 1
+    assert "must hold before anything else is asked" in result.err
+    assert "FAIL complete" in result.out and "FAIL finished" in result.out
+
+
+def test_an_interrupted_run_goes_on_and_is_as_if_it_never_was(stage):
+    whole = stage.run()
+    stage.script.answer = failing_at(6, lambda request: None)
+    broken = stage.run()
+    assert broken.code == 2 and "then go on with: --resume" in broken.err and broken.err.count("error:") == 1
+    folder = next(folder for folder in broken.folders if folder not in whole.folders)
+    with (folder / rundir.RECORDS).open("a") as file:
+        file.write('{"sha256": "torn')  # as a kill within a write leaves it
+    begun = (folder / manifest.MANIFEST).read_bytes()
+    asked = len(stage.script.requests)
+    resumed = stage.run("--resume", str(folder))
+    assert resumed.code == 0, resumed.err
+    assert "smoke-weather: done before" in resumed.err
+    assert len(stage.script.requests) - asked == 14 - 5
+    document = manifest.read(folder)
+    assert json.loads(begun)["plan"] == document["plan"]
+    assert gists(folder) == gists(whole.folders[0])
+    assert document["outcome"]["gates"] == manifest.read(whole.folders[0])["outcome"]["gates"]
+
+
+def recorded(out: Path) -> list[str]:
+    return next(out.glob("*/records.jsonl")).read_text().splitlines()
+
+
+def test_a_killed_run_goes_on(stage):
+    def slow(request):
+        time.sleep(0.1)
+        return right(request)
+
+    stage.script.answer = slow
+    process = multiprocessing.get_context("fork").Process(target=stage.run)
+    process.start()
+    while not (stage.out.exists() and any(stage.out.glob("*/records.jsonl")) and len(recorded(stage.out)) >= 3):
+        assert process.is_alive()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    (folder,) = stage.out.iterdir()
+    assert "outcome" not in manifest.read(folder)
+    resumed = stage.run("--resume", str(folder))
+    assert resumed.code == 0, resumed.err
+    assert resumed.err.count("done before") >= 3
+    assert gists(folder) == gists(next(f for f in stage.run().folders if f != folder))
+
+
+def test_a_complete_run_is_not_gone_on_with(stage):
+    folder = stage.run().folders[0]
+    result = stage.run("--resume", str(folder))
+    assert result.code == 2 and "is complete" in result.err
+
+
+def interrupted(stage) -> Path:
+    stage.script.answer = failing_at(3, lambda request: None)
+    return stage.run().folders[0]
+
+
+def test_a_server_that_was_started_again_does_not_go_on_with_a_run(stage, audit):
+    folder = interrupted(stage)
+    again = copy.deepcopy(audit)
+    again["pid"] += 1
+    stage.audit_path.write_text(json.dumps(again))
+    result = stage.run("--resume", str(folder))
+    assert result.code == 2 and "audit_sha256 of the server is" in result.err and "begin a new run" in result.err
+
+
+def test_a_record_edited_during_an_interruption_is_caught(stage):
+    folder = interrupted(stage)
+    path = folder / rundir.RECORDS
+    path.write_text(path.read_text().replace("Paris", "Rome"))
+    result = stage.run("--resume", str(folder))
+    assert result.code == 2 and "line 1 was changed after it was recorded" in result.err
+
+
+def test_a_run_is_held_by_one_process(stage):
+    folder = interrupted(stage)
+    with rundir.held(folder):
+        result = stage.run("--resume", str(folder))
+    assert result.code == 2 and "is being run by another process" in result.err
+
+
+def test_a_recipe_that_changed_since_it_was_served_is_refused(stage):
+    stage.path.write_text(stage.path.read_text() + "# edited\n")
+    result = stage.run()
+    assert result.code == 2 and "has changed since it was served" in result.err and not result.folders
+
+
+def test_an_audit_that_contradicts_the_recipe_is_refused(stage, audit):
+    other = copy.deepcopy(audit)
+    other["allocated_mapped_layers"] = [3]
+    stage.audit_path.write_text(json.dumps(other))
+    result = stage.run()
+    assert result.code == 2 and "mapped layers" in result.err and not result.folders
+
+
+def test_a_missing_audit_is_refused_unless_it_is_said(stage):
+    stage.audit_path.unlink()
+    result = stage.run()
+    assert result.code == 2 and "--no-audit, if W2 is off" in result.err
+    assert stage.run("--no-audit").code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "other"}, "serves other, not moet-demo"),
+        ({"max_model_len": 8}, "max_model_len of moet-demo is 8, the recipe expects 4096"),
+    ],
+)
+def test_another_server_is_refused(stage, change, words):
+    vars(stage.script).update(change)
+    result = stage.run()
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+
+
+def test_no_server_is_told(stage):
+    result = stage.run("--base-url", "http://127.0.0.1:9")
+    assert result.code == 2 and "cannot be asked" in result.err and result.err.count("\n") == 1
+
+
+def test_an_error_status_fails_its_gate_and_the_run_goes_on(stage):
+    stage.script.status = 500
+    result = stage.run()
+    assert result.code == 1 and "FAIL answered" in result.out
+
+
+def test_only_some_invocations(stage):
+    result = stage.run("--only", "light")
+    assert result.code == 0 and len(stage.script.requests) == 2
+    assert stage.run("--only", "nothing").code == 2
+
+
+def test_list_and_dry_run_ask_nobody(stage):
+    listed = stage.run("--list")
+    dry = stage.run("--dry-run", "--model", "any")
+    assert not stage.script.requests and not dry.folders
+    assert len(listed.out.splitlines()) == 12
+    lines = [json.loads(line) for line in dry.out.splitlines()]
+    assert lines[-1]["invocations"] == 12 and lines[0]["first"]["model"] == "any"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("about: [", "is not YAML"),
+        ("about: x\n", "settings: Field required"),
+        ("about: x\nabout: y\n", "stands twice"),
+    ],
+)
+def test_a_malformed_case_file_is_one_line(stage, tmp_path, text, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    result = stage.run("--list", cases=str(path))
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+
+
+def test_a_case_file_that_is_not_there(stage):
+    assert "name a case set that is there" in stage.run("--list", cases="none").err
+
+
+def test_a_long_request_shows_that_it_lives(capsys):
+    class Server:
+        def get(self, path):
+            return 'moet_prefill_remaining_tokens{rank="0"} 1.2e+04\n'
+
+    with progress.alive("long", Server(), 0.02):
+        time.sleep(0.1)
+    assert "long: 0 s, 12,000 prompt tokens left" in capsys.readouterr().err
