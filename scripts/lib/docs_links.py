@@ -19,6 +19,7 @@ from docs_source import Document, Fault
 READERS_OWN = {
     "bench/recipes/mine.yaml": "the recipe that a reader writes",
     "patch/series/NN-name.patch": "the form of names there",
+    "profiles/seccomp/default.json": "of the container engine's own source",
     "models/DeepSeek-V4-Flash-0731": "where the profiles look for the checkpoint unless MODEL_PATH names a folder",
 }
 """Paths that no clone has, and why documents name them."""

@@ -29,6 +29,8 @@ SERVING = {
 """Scripts that hand their options to `moet serve`, and the recipe that they name."""
 _HANDS_ON = re.compile(r'''(?:"\$MOET_ROOT/(scripts/lib/\w+\.py)"|-m ([\w.]+)) "\$@"''')
 """Where a script hands all of its words to a Python program."""
+_LABELS = re.compile(r"^\s*([\w=* |-]+)\)", re.M)
+"""Labels of a shell script's `case`."""
 _PYTHONS = re.compile(r"python(3(\.\d+)?)?$")
 _OURS = re.compile(r"(\./)?(scripts|bench|\.ci)/[\w./-]+$|(\S*/)?moet$|make$")
 
@@ -135,17 +137,29 @@ def _script(path: str, arguments: list[str]) -> Iterator[str]:
     if hands_on:
         yield from docs_attempt.parsed(hands_on[1] or hands_on[2], arguments)
         return
-    rest, value_follows = [], False
-    for word in arguments:
-        option = word.partition("=")[0]
-        if value_follows:
-            value_follows = False
-        elif option.startswith("--") and re.search(rf"^\s*{option}(=\*)?\)", text, re.M):
-            value_follows = word == option and f"{option} needs a value" in text
-        else:
-            rest.append(word)
+    rest = list(_not_its_own(text, arguments))
     recipe = SERVING.get(Path(path).name)
     if recipe is not None:
         yield from _moet(["serve", "--recipe", recipe, *rest], {}, run="--dry-run" in rest)
     elif rest:
         yield f"{path} takes no {rest[0]}"
+
+
+def _not_its_own(text: str, arguments: list[str]) -> Iterator[str]:
+    """Words that a script has no case for: options, their values, verbs and what follows a verb are its own."""
+    labels = {label.strip() for line in _LABELS.findall(text) for label in line.split("|")}
+    labels |= set(re.findall(r"== (--[\w-]+)", text))
+    value_follows = verb = False
+    for word in arguments:
+        option = word.partition("=")[0]
+        if value_follows:
+            value_follows = False
+        elif word == "--" and "-- " in text:
+            return  # the rest is another program's
+        elif option.startswith("--") and (option in labels or f"{option}=*" in labels):
+            takes = re.search(rf"^ *{option}\)(.*?);;", text, re.M | re.S)
+            value_follows = word == option and takes is not None and '"$2"' in takes[1]
+        elif not word.startswith("-") and (verb or word in labels):
+            verb = True
+        else:
+            yield word
