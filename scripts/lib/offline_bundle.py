@@ -48,8 +48,19 @@ def run_make(options: argparse.Namespace) -> None:
     )
 
 
-def run_verify(options: argparse.Namespace) -> None:
+def read(options: argparse.Namespace) -> offline_manifest.Manifest:
+    """The manifest. Raises BuildError if it is not the one that `--identity` names."""
     manifest = offline_manifest.read(options.bundle)
+    if options.identity not in (None, manifest.identity):
+        raise BuildError(
+            f"{options.bundle}: identity is {manifest.identity}, --identity says {options.identity}; copy the "
+            "bundle again from where that one was made"
+        )
+    return manifest
+
+
+def run_verify(options: argparse.Namespace) -> None:
+    manifest = read(options)
     offline_parts.verify(manifest, options.bundle, note)
     print(f"offline: {len(manifest.parts)} parts are right; identity {manifest.identity}")
 
@@ -58,7 +69,7 @@ def run_install(options: argparse.Namespace) -> None:
     started = time.monotonic()
     pins = pin_table.load()
     build.require_platform(pins)
-    manifest = offline_manifest.read(options.bundle)
+    manifest = read(options)
     with build.exclusive(build.NATIVE, manifest.variant):
         variant = offline_install.install(pins, options.bundle, build.NATIVE, note)
     print(f"offline: .native/venv-{variant} is ready ({time.monotonic() - started:.0f} s)")
@@ -78,6 +89,7 @@ def main(arguments: list[str]) -> int:
     ):
         verb = verbs.add_parser(name, help=text)
         verb.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder with MANIFEST.json and the parts")
+        verb.add_argument("--identity", metavar="HEX", help="what `make` printed: refuse any other bundle")
         verb.set_defaults(run=run)
     options = parser.parse_args(arguments)
     try:

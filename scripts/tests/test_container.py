@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
+import container
 import container_lint
 import pins
 import pytest
@@ -98,11 +98,6 @@ def test_the_context_leaves_out_what_is_not_the_trees() -> None:
 # -- scripts/container.sh
 
 
-def container(*arguments: str, root: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [root / "scripts" / "container.sh", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
     found = [tmp_path / "checkpoint", tmp_path / "cache"]
@@ -111,60 +106,89 @@ def folders(tmp_path: Path) -> list[str]:
     return [str(folder) for folder in found]
 
 
-def test_run_allows_what_mapped_layers_need(folders: list[str], tmp_path: Path) -> None:
-    done = container("--print", "run", *folders, "--", "--profile", "300k", CONTAINER_ENGINE="docker", VLLM_API_KEY="k")
-    words = done.stdout.split()
-    assert done.returncode == 0 and words[1] == "run" and words[-2:] == ["--profile", "300k"], done.stderr
-    for flag, value in (
-        ("--ulimit", "memlock=-1"),
-        ("--cap-add", "SYS_NICE"),
-        ("--gpus", "all"),
-        ("--volume", f"{folders[0]}:/models/checkpoint:ro"),
-        ("--publish", "127.0.0.1:8000:8000"),
-        ("--env", "VLLM_API_KEY"),
-    ):
-        assert words[words.index(flag) + 1] == value or f"{flag} {value}" in done.stdout
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> str:
+    assert container.main([*arguments], environ) == 0
+    return capsys.readouterr().out
+
+
+def test_run_allows_what_mapped_layers_need(folders: list[str], tmp_path: Path, capsys) -> None:
+    command = printed(capsys, "run", *folders, "--print", "--", "--profile", "300k", VLLM_API_KEY="secret")
+    assert command == (
+        "docker run --rm --init --ulimit memlock=-1 --cap-add SYS_NICE --gpus all "
+        f"--volume {folders[0]}:/models/checkpoint:ro --volume {folders[1]}:/var/cache/moet "
+        f"--publish 127.0.0.1:8000:8000 --env VLLM_API_KEY {container.tag(TABLE)} --profile 300k\n"
+    )
     profile = tmp_path / "profile.json"
     profile.write_text("{}")
-    done = container("--print", "run", *folders, "--seccomp", str(profile), "--port", "9000", CONTAINER_ENGINE="podman")
-    assert f"--security-opt seccomp={profile}" in done.stdout and "SYS_NICE" not in done.stdout
-    assert "--device nvidia.com/gpu=all" in done.stdout or "--gpus all" in done.stdout  # podman only where it is there
-    assert "--publish 127.0.0.1:9000:8000" in done.stdout and "VLLM_API_KEY" not in done.stdout
+    options = ["--seccomp", str(profile), "--port", "9000"]
+    command = printed(capsys, "run", *folders, *options, "--print", CONTAINER_ENGINE="podman")
+    assert command.startswith("podman run --rm --init --ulimit memlock=-1 ")
+    assert f" --security-opt seccomp={profile} --device nvidia.com/gpu=all " in command
+    assert "SYS_NICE" not in command and "VLLM_API_KEY" not in command and "127.0.0.1:9000:8000" in command
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        [],
         ["push"],
-        ["run", "CHECKPOINT"],
-        ["run", "CHECKPOINT", "/nowhere"],
-        ["run", "CHECKPOINT", "CHECKPOINT", "--seccomp", "/nowhere"],
-        ["run", "CHECKPOINT", "CHECKPOINT", "--profile", "300k"],
+        ["build", "x"],
+        ["build", "--", "x"],
+        ["run", "FOLDER"],
+        ["run", "FOLDER", "FOLDER", "--port", "x"],
+        ["run", "FOLDER", "FOLDER", "--profile", "300k"],
     ],
 )
-def test_wrong_usage_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
-    done = container("--print", *(str(tmp_path) if word == "CHECKPOINT" else word for word in arguments))
-    assert done.returncode == 2 and "usage: container.sh" in done.stderr and len(done.stderr.splitlines()) == 1
+def test_wrong_usage_is_status_2(tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        container.main([str(tmp_path) if word == "FOLDER" else word for word in arguments])
+    assert caught.value.code == 2 and "usage: container.sh" in capsys.readouterr().err
 
 
-def test_build_takes_the_pinned_images_and_says_what_is_not_pinned(tmp_path: Path) -> None:
-    (tmp_path / "scripts" / "lib").mkdir(parents=True)
-    for name in ("scripts/container.sh", "scripts/lib/common.sh", "scripts/lib/pins.py", "scripts/lib/build_errors.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    text = (ROOT / "pins.toml").read_text()
-    head, mark, tail = text.partition("[container.toolkit]")
-    (tmp_path / "pins.toml").write_text(head + mark + re.sub(r'digest = ".*?"', f'digest = "{DIGEST}"', tail, count=1))
-    done = container("--print", "build", root=tmp_path)
-    assert f"TOOLKIT={TABLE.get('container.toolkit.image')}@{DIGEST}" in done.stdout
-    if not TABLE.get("container.base.digest"):
-        assert f"BASE={TABLE.get('container.base.image')} " in done.stdout
-        assert "is pinned by its tag alone; container.base.digest in pins.toml is empty" in done.stderr
-    assert "container.toolkit.digest" not in done.stderr and "REVISION=unknown" in done.stdout
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["FOLDER", "/nowhere"], "/nowhere is no folder; name one of this host"),
+        (["/nowhere", "FOLDER"], "/nowhere is no folder"),
+        (["FOLDER", "FOLDER", "--seccomp", "/nowhere"], "--seccomp /nowhere is no file; scripts/seccomp-profile.sh"),
+    ],
+)
+def test_what_is_not_there_is_said(tmp_path: Path, arguments: list[str], message: str, capsys) -> None:
+    assert container.main(["run", "--print", *(str(tmp_path) if word == "FOLDER" else word for word in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_build_takes_the_pinned_images_and_says_what_is_not_pinned(monkeypatch, capsys) -> None:
+    table = json.loads(json.dumps(TABLE.table))
+    table["container"]["toolkit"]["digest"], table["container"]["base"]["digest"] = DIGEST, ""
+    monkeypatch.setattr(pins, "load", lambda: pins.Pins(table, pins.PINS_FILE))
+    assert container.main(["build", "--print"], {}) == 0
+    captured = capsys.readouterr()
+    assert f"TOOLKIT={TABLE.get('container.toolkit.image')}@{DIGEST} " in captured.out
+    assert f"BASE={TABLE.get('container.base.image')} " in captured.out and captured.out.endswith(f" {ROOT}\n")
+    assert re.search(r"REVISION=[0-9a-f]{40}", captured.out)
+    (line,) = captured.err.splitlines()
+    assert line.endswith("is pinned by its tag alone; container.base.digest in pins.toml is empty")
 
 
 def test_no_engine_is_status_3(folders: list[str]) -> None:
-    done = container("build", CONTAINER_ENGINE="no-such-engine")
-    assert done.returncode == 3 and "neither docker nor podman is on PATH" in done.stderr.splitlines()[-1]
+    command = [ROOT / "scripts" / "container.sh", "run", *folders]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "CONTAINER_ENGINE": "no-such-engine"}
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert "no-such-engine is not on PATH; install it, or set CONTAINER_ENGINE" in done.stderr
+
+
+def test_the_engine_gets_the_command(folders: list[str], tmp_path: Path) -> None:
+    """A program in the engine's place; its status is the script's."""
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
+    engine.chmod(0o755)
+    command = [ROOT / "scripts" / "container.sh", "run", *folders, "--", "--dry-run"]
+    environment = {**os.environ, "CONTAINER_ENGINE": str(engine)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 7 and done.stdout.startswith("run --rm --init") and done.stdout.endswith("--dry-run\n")
 
 
 # -- the entry point

@@ -351,6 +351,15 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
+def test_a_bundle_of_another_identity_is_refused(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts and manifest agree with each other; only what `make` printed tells which bundle it should be."""
+    right = offline_manifest.read(bundle).identity
+    assert offline_bundle.main(["verify", str(bundle), "--identity", right]) == 0
+    for verb in ("verify", "install"):
+        assert offline_bundle.main([verb, str(bundle), "--identity", "0" * 64]) == 1
+        assert f"identity is {right}, --identity says 0000" in capsys.readouterr().err
+
+
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = f"offline: error: {tmp_path}/MANIFEST.json does not exist; copy it again"
     assert offline_bundle.main(["verify", str(tmp_path)]) == 1
