@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from moet_w2 import audit_ranks
+
 _THROUGHPUT = re.compile(r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s")
 _KV_TOKENS = re.compile(r"[CG]PU KV cache size: ([\d,]+) tokens")
 _KV_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
@@ -118,7 +120,7 @@ class Server:
         document = json.loads(done.stdout)
         if document["audit_path"]:  # what the launcher would have prepared
             Path(document["audit_path"]).parent.mkdir(parents=True, exist_ok=True)
-            Path(document["audit_path"]).unlink(missing_ok=True)
+            audit_ranks.remove(Path(document["audit_path"]))
         rendered = {name: value for name, value in document["environment"].items() if name not in leave_out}
         self._start(document["argv"], self.environ | rendered)
 
