@@ -109,7 +109,8 @@ def configure_seconds(log: str) -> float:
 def compile_target(target: str, build: Path, env: dict[str, str], until: float) -> dict[str, Any]:
     """Build one target with one job until the time is up.
 
-    Returns steps done and in all, seconds of each step, and, if it is whole, the library's bytes and sha256.
+    Returns steps done and in all, seconds of each step, object files by architecture, and, if it is whole, the
+    library's bytes and sha256.
     """
     ninja = NATIVE.absolute() / "venv-cuda" / "bin" / "ninja"
     asked = [ninja, "-t", "commands", target]
@@ -126,11 +127,12 @@ def compile_target(target: str, build: Path, env: dict[str, str], until: float) 
         output, _ = process.communicate()
     library = next(build.glob(f"{target}*.so"), None) if process.returncode == 0 else None
     seconds = step_seconds((build / ".ninja_log").read_text(), target)
+    objects = sorted((build / "CMakeFiles" / f"{target}.dir").rglob("*.cu.o"))
     result: dict[str, Any] = {"steps": steps, "done": len(seconds), "seconds": round(sum(seconds.values()), 1)}
     result["slowest"] = dict(sorted(seconds.items(), key=lambda item: -item[1])[:5])
+    result["architectures"] = architectures(objects)
     if library is not None:
         result |= {"bytes": library.stat().st_size, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
-        result["architectures"] = architectures(library)
     elif stopped:
         result["stopped"] = "the time was up"
     else:
@@ -155,11 +157,15 @@ def step_seconds(log: str, target: str) -> dict[str, float]:
     return found
 
 
-def architectures(library: Path) -> list[str]:
-    """Architectures of the GPU code in a library, asked of the readers of kernels/; [] if there is none."""
-    cuobjdump = kernel_toolkit.reader(pin_table.load(), NATIVE, "cuobjdump")
-    done = subprocess.run([cuobjdump, "--list-elf", library], capture_output=True, text=True)
-    return sorted({word for word in done.stdout.replace(".", " ").split() if word.startswith("sm_")})
+def architectures(objects: list[Path]) -> dict[str, int]:
+    """How many object files hold GPU code of each architecture, asked of the readers of kernels/."""
+    counts: dict[str, int] = {}
+    cuobjdump = kernel_toolkit.reader(pin_table.load(), NATIVE, "cuobjdump") if objects else None
+    for file in objects:
+        done = subprocess.run([cuobjdump, "--list-elf", file], capture_output=True, text=True)
+        for name in set(re.findall(r"\bsm_\w+", done.stdout)):
+            counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items()))
 
 
 def main(arguments: list[str]) -> int:
