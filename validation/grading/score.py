@@ -2,8 +2,8 @@
 
     python -m validation.grading.score FOLDER SHEET... [--out FILE | --check FILE]
 
-FOLDER holds packet.txt and key.json. Exit status: 0 every run reaches the pass mark (and FILE is what was computed), 1
-one does not, or FILE differs, 2 something cannot be scored.
+FOLDER holds packet.txt and key.json. Exit status: 0 every run reaches the pass mark, 1 one does not, 2 something cannot
+be scored. With --check: 0 FILE holds exactly what these sheets give, 1 it does not.
 """
 
 from __future__ import annotations
@@ -121,14 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = json.dumps(found, indent=1) + "\n"
         if args.out:
             args.out.write_text(text, encoding="utf-8")
-        if args.check and args.check.read_text(encoding="utf-8") != text:
-            print(f"score: {args.check} is not what these sheets give", file=sys.stderr)
-            return 1
+        same = args.check is None or args.check.read_text(encoding="utf-8") == text
     except (MoetError, OSError) as error:
         print(f"score: error: {error}", file=sys.stderr)
         return 2
     for run, result in found["runs"].items():
         print(f"{'ok  ' if result['passed'] else 'FAIL'} {run}: {result['score']} of 100, {found['pass_mark']} pass")
+    if not same:
+        print(f"score: {args.check} is not what these sheets give", file=sys.stderr)
+    if args.check:
+        return 0 if same else 1
     return 0 if all(result["passed"] for result in found["runs"].values()) else 1
 
 

@@ -7,18 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from suites_under_test import FIXTURES, SUITES
 
 from validation.core import command, derived, digest, manifest, rundir
 from validation.core.errors import ReplayError
 from validation.core.replay import replay
-from validation.suites.agentic import Agentic
-from validation.suites.decode import Decode
-from validation.suites.needle import Needle
-from validation.suites.reasoning import Reasoning
-from validation.suites.tools import Tools
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-SUITES = {suite.name: suite for suite in (Reasoning(), Tools(), Needle(), Agentic(), Decode())}
 FAILING = sorted(FIXTURES.glob("*/failing/*.yaml"))
 
 

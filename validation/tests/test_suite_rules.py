@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 from suite_server import PROMPT_TOKENS, pieces
+from suites_under_test import SUITES
 
 from validation.core import casefile
 from validation.core.answer import Answer, Call, assemble
@@ -19,13 +20,11 @@ from validation.core.plan import Invocation, unique
 from validation.core.prepare import prepare
 from validation.suites import haystack
 from validation.suites.agentic import Agentic
-from validation.suites.decode import Decode
 from validation.suites.needle import LONGEST, Needle
 from validation.suites.reasoning import Check, Reasoning
 from validation.suites.tools import ExpectedCall, Tool, Tools, ToolsSet, judge_calls
 from validation.suites.world import World, WorldTool
 
-SUITES = (Reasoning(), Tools(), Needle(), Agentic(), Decode())
 NO_OPTIONS = {"tokens": None, "position": None, "acknowledged": False}
 
 
@@ -322,7 +321,7 @@ def test_a_logging_tool_keeps_what_it_got():
     assert world.artefact("l") == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
 @pytest.mark.parametrize("name", ["full", "demo"])
 def test_every_set_can_be_planned_and_says_what_it_is_for(suite, name):
     assert planned(suite, name).invocations
