@@ -28,10 +28,13 @@ MADE = {
     "audit.startup.json": "the server writes it",
     "config.json": "of a checkpoint",
     "tokenizer.json": "of a checkpoint",
+    "sheet.yaml": "a grader fills it in",
     "served.json": "moet serve writes it",
     "server.log": "the demo writes it",
 }
 """Names of files that a program makes or a checkpoint has."""
+_PLACEHOLDER = re.compile(r"\b(SUITE|NAME|PROFILE)\b")
+"""Words of a path that stand for any."""
 _PATH = re.compile(r"[\w.*{},-]+(/[\w.*{},-]*)+")
 _FILE = re.compile(r"[\w.-]+\.(py|sh|cu|cuh|md|yaml|yml|toml|json|jsonl|patch|txt|lock|service|nix|svg|cubin|png)")
 _VARIABLE = re.compile(r"(?<!\w)[A-Z][A-Z0-9]*(_[A-Z0-9]+)+(?==|\b)")
@@ -88,7 +91,7 @@ def exists(name: str) -> bool:
 
 def named(word: str) -> bool:
     """A path from the root, or the end of one: `planner/costs.py` is named where the package is spoken of."""
-    word = word.removeprefix("./")
+    word = _PLACEHOLDER.sub("*", word.removeprefix("./"))
     if word in READERS_OWN or exists(word):
         return True
     every = (*docs_source.here(), *_folders())

@@ -20,7 +20,7 @@ _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.*)$")
 _RENDERED = re.compile(r"^<!-- (bench:[\w-]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->", re.M | re.S)
-"""What `bench/bench.py render` writes and checks between its two comments, and other comments."""
+"""What `bench/cli.py render` writes and checks between its two comments, and other comments."""
 
 
 @dataclass(frozen=True)

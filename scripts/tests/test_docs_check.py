@@ -57,6 +57,7 @@ def test_a_fault_is_status_1_and_one_line(monkeypatch: pytest.MonkeyPatch, capsy
         ("[built](.native/venv-cpu)", ".native/venv-cpu is not in the tree"),
         ("in `runtime_ext/src/moet_w2/gone.py`", "is no file or folder of the tree"),
         ("in `gone_too.py`", "`gone_too.py` is no file of the tree"),
+        ("in `suites/NAME.sh`", "`suites/NAME.sh` is no file or folder of the tree"),
         ("in `bench/recipes/gone-*.yaml`", "is no file or folder of the tree"),
         ("set `VLLM_MOE_W2_MAPED_LAYERS=1`", "`VLLM_MOE_W2_MAPED_LAYERS` is no variable"),
         ("give `--gpu-memory-utilisation`", "`--gpu-memory-utilisation` is no option"),
@@ -72,6 +73,7 @@ def test_things_that_are_there_pass() -> None:
 
 [a](docs/dsml.md#how-it-reads) [b](#some-code-here) [c](https://example.org/x.md) `planner/costs.py` `moet_w2/kernels/`
 `bench/recipes/pro6000-*.yaml` `MOET_STORE_DIR=/x` `--kv-cache-dtype` `--recipe FILE` `chat/completions` `audit.json`
+`bench/recipes/NAME.yaml`
 """
     assert found(text, gate=docs_links) == []
 
@@ -93,8 +95,7 @@ def test_things_that_are_there_pass() -> None:
         ("scripts/validate-api.sh --recipes x", "unrecognized arguments: --recipes x"),
         ("scripts/serve-pro6000-ds4flash.sh fast", "unrecognized arguments: fast"),
         ("scripts/serve-demo.sh --background --fast", "unrecognized arguments: --fast"),
-        ("scripts/container.sh start", "takes no start"),
-        ("scripts/container.sh run a b --prot 1", "takes no --prot"),
+        ("scripts/container.sh start", "invalid choice: 'start'"),
         ("scripts/clean.sh --all", "scripts/clean.sh takes no --all"),
         ("python bench/kernels.py fast", "invalid choice: 'fast'"),
         ("bench/kernels.py speed", "is not executable; write python before it"),
@@ -137,6 +138,22 @@ and a drawing:
     one --> two
 """
     assert found(text, gate=docs_commands) == []
+
+
+def test_words_of_a_shell_script_are_those_of_its_cases() -> None:
+    script = """case "$1" in
+      build | run) "$@" ;;
+      --port) port="$2" ;;
+      --quick | --now) now=1 ;;
+      --) break ;;  # -- OPTION
+    esac
+    """
+
+    def left(words: str) -> list[str]:
+        return list(docs_programs._not_its_own(script, words.split()))
+
+    assert left("run a b --port 1 --quick -- --anything") == left("build --now") == []
+    assert left("start") == ["start"] and left("run --prot 1") == ["--prot"] and left("--quick 1") == ["1"]
 
 
 def test_scripts_that_serve_name_the_recipe_that_is_said() -> None:
