@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DIGEST = "payload_sha256"
 """Last field of a result file: an edit by hand no longer fits it. It guards against slips, not against forgery. A file
-from before there was one stays valid; `bench/bench.py lint` says so."""
+from before there was one stays valid; `bench/cli.py lint` says so."""
 
 
 def provenance() -> dict[str, Any]:

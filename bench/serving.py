@@ -157,7 +157,7 @@ def violations(result: dict[str, Any]) -> list[str]:
     try:
         from runner import schema
     except ImportError as error:
-        print(f"not held against its schema here ({error}); `bench/bench.py lint` does it", flush=True)
+        print(f"not held against its schema here ({error}); `bench/cli.py lint` does it", flush=True)
         return []
     return schema.violations({"provenance": facts.provenance(), **result})
 

@@ -27,8 +27,8 @@ lint_recipes() {
 }
 
 lint_bench() {
-  "$BIN/python" bench/bench.py lint
-  "$BIN/python" bench/bench.py render --check
+  "$BIN/python" bench/cli.py lint
+  "$BIN/python" bench/cli.py render --check
 }
 
 lint_container() {

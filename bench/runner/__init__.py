@@ -1,1 +1,1 @@
-"""What bench/bench.py is made of: machines, the schema of results, checks, comparisons, tables and plots."""
+"""What bench/cli.py is made of: machines, the schema of results, checks, comparisons, tables and plots."""

@@ -53,7 +53,7 @@ class Load:
         if not any((self.tokenizer / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise BenchError(
                 f"{self.tokenizer}: holds no tokenizer, which vllm bench serve draws its prompts with; "
-                "use `bench/bench.py run`, which sends token ids"
+                "use `bench/cli.py run`, which sends token ids"
             )
         options = {
             "backend": "vllm",

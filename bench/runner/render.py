@@ -88,9 +88,9 @@ def check(library: Library) -> list[Finding]:
         if text is None:
             what = "is drawn from no result; remove it"
         elif now is None:
-            what = "is missing; run `python bench/bench.py render`"
+            what = "is missing; run `python bench/cli.py render`"
         else:
-            what = f"{_where(now, text)} is not what the results give; run `python bench/bench.py render`"
+            what = f"{_where(now, text)} is not what the results give; run `python bench/cli.py render`"
         found.append(Finding(str(path), what))
     return found
 

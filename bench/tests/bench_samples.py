@@ -1,4 +1,4 @@
-"""A small checkout with a served configuration, for the tests of bench/bench.py."""
+"""A small checkout with a served configuration, for the tests of bench/cli.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command bench/bench.py: exit codes, what it hands to others, and two results side by side."""
+"""The command bench/cli.py: exit codes, what it hands to others, and two results side by side."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import bench_samples as samples
+import cli
 import pytest
 from bench_samples import facts
 from runner import load as loads
 from runner.fault import BenchError
 from runner.library import Library
-
-import bench
 
 DEMO = samples.ROOT / "demo" / "checkpoint"
 
@@ -27,30 +26,30 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.facts, "provenance", lambda: samples.PROVENANCE)
+    monkeypatch.setattr(cli.facts, "provenance", lambda: samples.PROVENANCE)
 
 
 def test_lint_and_render_end_with_1_where_something_is_wrong(root: Path, capsys) -> None:
-    assert bench.main(["lint"], root) == 0 and "0 faults, 3 notes" in capsys.readouterr().out
-    assert bench.main(["render", "--check"], root) == 1 and "is missing; run" in capsys.readouterr().out
-    assert bench.main(["render"], root) == 0 and "wrote bench/plots/startup.svg" in capsys.readouterr().out
-    assert bench.main(["render", "--check"], root) == 0
+    assert cli.main(["lint"], root) == 0 and "0 faults, 3 notes" in capsys.readouterr().out
+    assert cli.main(["render", "--check"], root) == 1 and "is missing; run" in capsys.readouterr().out
+    assert cli.main(["render"], root) == 0 and "wrote bench/plots/startup.svg" in capsys.readouterr().out
+    assert cli.main(["render", "--check"], root) == 0
     path = root / "bench" / "results" / "serving_0.json"
     path.write_text(path.read_text().replace("72.0", "73.0").replace("90.0", "91.0"))
-    assert bench.main(["lint"], root) == 1 and "edited" in capsys.readouterr().out
-    assert bench.main(["render", "--list"], root) == 0 and "profiles" in capsys.readouterr().out
+    assert cli.main(["lint"], root) == 1 and "edited" in capsys.readouterr().out
+    assert cli.main(["render", "--list"], root) == 0 and "profiles" in capsys.readouterr().out
 
 
 def test_two_results_side_by_side(root: Path, capsys) -> None:
     first, second = (root / "bench" / "results" / f"serving_{number}.json" for number in (0, 1))
-    assert bench.main(["compare", str(first), str(second)], root) == 0
+    assert cli.main(["compare", str(first), str(second)], root) == 0
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("phases.decode_1x1024.client.decode_tokens")]
     assert line.split()[1:] == ["90", "72", "0.800"] and "differs" not in said
-    assert bench.main(["compare", str(first), str(second), "--worse-than", "25"], root) == 0
-    assert bench.main(["compare", str(first), str(second), "--worse-than", "15"], root) == 1
+    assert cli.main(["compare", str(first), str(second), "--worse-than", "25"], root) == 0
+    assert cli.main(["compare", str(first), str(second), "--worse-than", "15"], root) == 1
     assert "worse by 20.0%: phases.decode_1x1024" in capsys.readouterr().out
-    assert bench.main(["compare", str(second), str(first), "--worse-than", "15"], root) == 0
+    assert cli.main(["compare", str(second), str(first), "--worse-than", "15"], root) == 0
 
 
 def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None:
@@ -60,25 +59,25 @@ def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None
     document["provenance"]["dirty"] = True
     samples.store(root, facts.sealed(document), "other.json")
     folder = root / "bench" / "results"
-    assert bench.main(["compare", str(folder / "serving_0.json"), str(folder / "other.json")], root) == 0
+    assert cli.main(["compare", str(folder / "serving_0.json"), str(folder / "other.json")], root) == 0
     said = capsys.readouterr().out
     for line in ("commit: aaaa", "torch: None | 9", "configuration: h200-300k | h200-512k", "uncommitted changes"):
         assert line in said
-    assert bench.main(["compare", str(folder / "other.json"), str(folder / "kernels_h200.json")], root) == 2
+    assert cli.main(["compare", str(folder / "other.json"), str(folder / "kernels_h200.json")], root) == 2
     assert "compare two of one benchmark" in capsys.readouterr().err
 
 
 def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200, monkeypatch) -> None:
     ran = []
-    monkeypatch.setattr(bench.subprocess, "call", lambda command, cwd: ran.append((cwd, *command)) or 3)
-    assert bench.main(["run", "--recipe", "h200-300k", "--", "--prefill", "32768"], root) == 3
+    monkeypatch.setattr(cli.subprocess, "call", lambda command, cwd: ran.append((cwd, *command)) or 3)
+    assert cli.main(["run", "--recipe", "h200-300k", "--", "--prefill", "32768"], root) == 3
     (command,) = ran
     assert command[0] == root and command[2] == str(samples.ROOT / "bench" / "serving.py")
     assert command[3:] == (
         *("--recipe", "bench/recipes/h200-300k.yaml", "--budget", "550"),
         *("--out", str(root / "bench" / "results" / "serving_h200-300k_h200.json"), "--prefill", "32768"),
     )
-    assert bench.main(["run", "--recipe", "h200-300k", "--", "--budget", "60"], root) == 3
+    assert cli.main(["run", "--recipe", "h200-300k", "--", "--budget", "60"], root) == 3
     assert ran[1].count("--budget") == 1
 
 
@@ -95,15 +94,15 @@ def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200
 def test_bad_usage_is_one_line(root: Path, on_h200, capsys, arguments: list[str], said: str) -> None:
     import re
 
-    assert bench.main(arguments, root) == 2
+    assert cli.main(arguments, root) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bench: error: ") and re.search(said, line)
 
 
 def test_a_machine_that_no_box_describes_is_told_so(root: Path, monkeypatch, capsys) -> None:
     hardware = samples.HARDWARE | {"gpu": "NVIDIA Abacus"}
-    monkeypatch.setattr(bench.facts, "provenance", lambda: {"hardware": hardware})
-    assert bench.main(["run", "--recipe", "h200-300k"], root) == 2
+    monkeypatch.setattr(cli.facts, "provenance", lambda: {"hardware": hardware})
+    assert cli.main(["run", "--recipe", "h200-300k"], root) == 2
     assert "no box of bench/boxes is this machine (NVIDIA Abacus, 16 cores)" in capsys.readouterr().err
 
 
@@ -160,7 +159,7 @@ def test_a_load_that_failed_is_one_line(vllm, monkeypatch) -> None:
 
 
 def test_where_there_is_no_tokenizer_upstream_s_tool_does_not_fit(capsys) -> None:
-    assert bench.main(["load", "--recipe", "h200-300k"]) == 2
+    assert cli.main(["load", "--recipe", "h200-300k"]) == 2
     assert "holds no tokenizer" in capsys.readouterr().err
 
 
@@ -182,6 +181,6 @@ def test_the_installed_tool_knows_these_options_and_writes_these_fields() -> Non
 def test_a_load_result_is_sealed_and_passes(root: Path, vllm) -> None:
     found = loads.run(LOAD, 20, vllm(UPSTREAM))
     samples.store(root, facts.sealed({"provenance": samples.PROVENANCE} | found), "load.json")
-    assert bench.main(["lint"], root) == 0
+    assert cli.main(["lint"], root) == 0
     assert json.loads((root / "bench" / "results" / "load.json").read_text())["benchmark"] == "load"
     assert Library(root).of("load") and os.path.isdir(root)

@@ -1,10 +1,10 @@
 """One command for what bench/ holds.
 
-    python bench/bench.py run --recipe NAME [--box NAME] [--out FILE] [-- OPTIONS of bench/serving.py]
-    python bench/bench.py load --recipe NAME [--prompts N] [--out FILE]       vllm bench serve against a running server
-    python bench/bench.py render [--check | --list]                          tables in documents, charts in bench/plots
-    python bench/bench.py compare A B [--worse-than PERCENT]
-    python bench/bench.py lint                                               recipes, boxes, results
+    python bench/cli.py run --recipe NAME [--box NAME] [--out FILE] [-- OPTIONS of bench/serving.py]
+    python bench/cli.py load --recipe NAME [--prompts N] [--out FILE]       vllm bench serve against a running server
+    python bench/cli.py render [--check | --list]                          tables in documents, charts in bench/plots
+    python bench/cli.py compare A B [--worse-than PERCENT]
+    python bench/cli.py lint                                               recipes, boxes, results
 
 Exit codes: 0 all well, 1 a check failed or a benchmark did, 2 bad usage or bad input.
 """
