@@ -25,7 +25,7 @@ validate: setup ## check a running server against the recipe that it serves
 	@scripts/validate-api.sh
 
 test: setup ## run every test (no network needed after setup); one process for those that start servers
-	@$(ENV)/bin/python -m pytest -n 2 --dist loadgroup
+	@$(ENV)/bin/python -m pytest -n 2 --dist loadscope
 
 lint: setup ## ruff, shellcheck and a dry run of every recipe
 	@scripts/lint.sh

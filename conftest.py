@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+ROOT = Path(__file__).resolve().parent
 SERVER_GROUP = "server"
+_MARK = "pytestmark = pytest.mark.server"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests stay together, for its fixtures; all that start a vLLM server do, for there is one at a time."""
-    for item in items:
-        group = SERVER_GROUP if item.get_closest_marker("server") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid.partition("::")[0])
+
+    return ByGroup(config, log)
+
+
+@cache
+def group(file: str) -> str:
+    """What the tests of a file run with: the file's own tests, or all that start a server.
+
+    Args:
+        file: path from the root of the tree.
+    """
+    return SERVER_GROUP if _MARK in (ROOT / file).read_text().splitlines() else file
