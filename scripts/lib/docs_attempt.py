@@ -40,7 +40,7 @@ def _parses(path: str) -> bool:
 
 
 def parsed(program: str, arguments: list[str]) -> Iterator[str]:
-    """A Python program, run until it has parsed; by its file, or its module's name."""
+    """Why a Python program would not take some arguments; by its file, or its module's name."""
     path = program if program.endswith(".py") else program.replace(".", "/") + ".py"
     if not docs_links.exists(path):
         yield f"{path} is not in the tree"
@@ -50,32 +50,41 @@ def parsed(program: str, arguments: list[str]) -> Iterator[str]:
             yield f"{path} has no parser of its own, so nothing tells whether it takes {arguments[0]}"
         return
 
+    if "--" in arguments:  # what follows belongs to a program that is started
+        arguments = arguments[: arguments.index("--")]
+    parser, error = parser_of(program, path)
+    if parser is not None:
+        status, error = attempt(lambda: parser.parse_args(arguments) and 0)
+        if not status:
+            return
+    yield error
+
+
+@cache
+def parser_of(program: str, path: str) -> tuple[argparse.ArgumentParser | None, str]:
+    """The parser that a program makes, or None and why it makes none. Runs the program until it would parse."""
+    made: list[argparse.ArgumentParser] = []
+
+    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
+        made.append(parser)
+        raise _Parsed
+
     def run() -> None:
         if program.endswith(".py"):
             runpy.run_path(str(ROOT / path), run_name="__main__")
         else:
             runpy.run_module(program, run_name="__main__", alter_sys=False)
 
-    before, sys.argv = sys.argv, [path, *arguments]
-    folders = [str(ROOT), str((ROOT / path).parent)]
-    sys.path[:0] = folders
-    real = argparse.ArgumentParser.parse_args
-
-    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
-        real(parser, *given, **named)
-        raise _Parsed
-
+    before, real = (sys.argv, list(sys.path)), argparse.ArgumentParser.parse_args
+    sys.argv, sys.path[:0] = [path], [str(ROOT), str((ROOT / path).parent)]
     argparse.ArgumentParser.parse_args = stop
     try:
         with docs_stubs.installed():
-            status, error = attempt(run)
+            _, error = attempt(run)
     finally:
         argparse.ArgumentParser.parse_args = real
-        sys.argv = before
-        for folder in folders:
-            sys.path.remove(folder)
-    if status:
-        yield error
+        sys.argv, sys.path[:] = before
+    return (made[0] if made else None), error
 
 
 def attempt(call: Callable[[], object], environment: dict[str, str] | None = None) -> tuple[int, str]:
