@@ -6,7 +6,7 @@ Needs the pinned nvcc and .native/venv-cuda, no GPU. The source is the patched o
 from that one where something cannot be had without git, and only there; the result file says so:
 
 * CMakeLists.txt ends before the external projects (DeepGEMM, FlashMLA, ...), behind all of vLLM's own extensions;
-* CUTLASS's headers are those in vLLM's wheel, of another release; one source file of the targets reads two of them;
+* CUTLASS's headers are those in vLLM's wheel, of another release; two source files of the targets read some;
 * the generation of the Machete kernels, which belong to none of the targets, is skipped;
 * libcuda is an empty library, as a toolkit's stub is; libnvrtc and the headers of cuBLAS, cuSPARSE and cuSOLVER, which
   compiler-only toolkits lack, are those that come with torch.
@@ -70,7 +70,7 @@ def environment(pins: pin_table.Pins, arch: str, packages: Path, work: Path) -> 
             (headers / header.name).symlink_to(header)
     cutlass = packages / "vllm" / "third_party" / "fmha_sm100" / "cutlass"
     made = native_build.build_environment(pins, NATIVE)
-    ours = {"TORCH_CUDA_ARCH_LIST": arch, "VLLM_CUTLASS_SRC_DIR": str(cutlass), "CPATH": str(headers)}
+    ours = {"TORCH_CUDA_ARCH_LIST": arch, "VLLM_CUTLASS_SRC_DIR": str(cutlass), "CPATH": f"{headers}:{cutlass}/include"}
     return {**os.environ, **made, **ours}
 
 
