@@ -77,7 +77,7 @@ QUOTES: tuple[Quote, ...] = (
         "pins.toml",
         lambda pins: [
             f"Python {pins['python']['cuda']} to build",
-            f"A driver that runs CUDA {pins['cuda']['compiler'].rpartition('.')[0]}.",
+            f"A driver that runs CUDA {pins['cuda']['compiler'].rpartition('.')[0]} or later",
         ],
     ),
     Quote(BUILD, "constants", lambda facts: f"nvcc {facts['nvcc']} or later"),
