@@ -116,7 +116,8 @@ def planes(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> dict[str, An
         for mine, all_of_it in zip(document["layers"], whole["layers"], strict=True):
             if mine["bytes"] * len(two) != all_of_it["bytes"] or mine["placement"] != all_of_it["placement"]:
                 problems.append(f"layer {mine['key']} of rank {rank}: {mine['bytes']} bytes, {mine['placement']}")
-    if whole["device"]["type"] == "cuda" and len({document["device"]["pci"] for document in two}) < len(two):
+    known = [document["device"]["pci"] for document in two if document["device"]["pci"]]  # where a layer is mapped
+    if len(set(known)) < len(known):
         problems.append("two ranks share one GPU")
     return {
         "one_gpu": _placed(whole),
@@ -183,7 +184,12 @@ def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
     left = WORK / f"{side}.json"
     if not left.exists():
         audit_ranks.remove(audit_of(side))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
+        # Which node mapped layers lie on may have to be said on a machine whose GPUs do not tell.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("VLLM_MOE_W2") or name.endswith("_MAPPED_NUMA_NODE")
+        }
         own = {
             "VLLM_MOE_W2_MAPPED_LAYERS": ",".join(map(str, range(args.layers - args.mapped, args.layers))),
             "VLLM_MOE_W2_MAPPED_AUDIT_PATH": str(audit_of(side)),
