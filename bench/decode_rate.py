@@ -8,7 +8,7 @@ shared expert, head) runs as it is, so the ratio is what the experts change of a
 each number of mapped layers that is asked for, the last ones of the model; stock as it is, and with vLLM's own UVA
 offload of the experts of each number of layers that is asked for. That offload fills a budget of bytes from the first
 layer on and cannot name others, so it is the first layers whose experts lie in host memory there. What really lies
-there is asked of the driver, pointer by pointer: a side whose bytes are others than those asked for ends the run.
+there is asked of the driver, pointer by pointer: a side that is far from the bytes asked for ends the run.
 
 Each side is an engine in a process of its own, one after the other, with CUDA graphs; requests are random tokens,
 sampled at temperature 1 so that tokens of a batch differ, as their experts do. A decode rate counts the tokens after
@@ -44,6 +44,8 @@ EXPERT_PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_s
 WORK = facts.ROOT / ".native" / "decode-rate"
 PROMPT, TOKENS, REPEATS = 512, 256, 5
 SEED = 1
+LEAST_IN_HOST = 0.9
+"""Of the bytes asked for: vLLM's weight processing may put the scales anew, which are a 17th of them."""
 TOLERANCE = 1e-2
 """Of our layers against the reference, both with bfloat16 activations and outputs."""
 
@@ -254,9 +256,10 @@ def measure(model: str, side: Side, counts: list[int], repeats: int, engine: dic
     start = time.perf_counter()
     llm = LLM(model, **engine, **side.engine(Path(model)))
     ready = time.perf_counter() - start
-    checked: dict[str, Any] = {"host_bytes": sum(llm.apply_model(in_host_memory))}
-    if checked["host_bytes"] != (asked := side.host_bytes(Path(model))):
-        raise SystemExit(f"{side.name}: {checked['host_bytes']:,} bytes of experts lie in host memory, not {asked:,}")
+    found, asked = sum(llm.apply_model(in_host_memory)), side.host_bytes(Path(model))
+    if not asked * LEAST_IN_HOST <= found <= asked:
+        raise SystemExit(f"{side.name}: {found:,} bytes of experts lie in host memory, not {asked:,}")
+    checked: dict[str, Any] = {"host_bytes": found, "host_bytes_asked": asked}
     if side.experts == STOCK:
         checked |= {"experts": llm.apply_model(backend)[0], "randomised_bytes": sum(llm.apply_model(randomise))}
     else:
