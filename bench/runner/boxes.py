@@ -105,7 +105,7 @@ def load(path: Path) -> Box:
 
 def all_of(folder: Path) -> dict[str, Box]:
     """Every box of a folder by name."""
-    return {path.stem: load(path) for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: load(path) for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def of(hardware: Mapping[str, Any], known: Mapping[str, Box]) -> Box | None:

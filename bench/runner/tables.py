@@ -199,6 +199,8 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
     document, prefill = one.document, one.longest_prefill()
     single, several = one.decode(1), one.decode(4)
     speculation = (single or {}).get("speculation", {})
+    planned = document.get("prediction", {})
+    rates = planned.get("decode_tokens_per_s", {})
     client = prefill["client"] if prefill else {}
     logged = prefill["logger"]["prompt_tokens_per_s"] if prefill else []
     hits = served.prefix_hit_rate(prefill) if prefill else None
@@ -220,4 +222,11 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
         "power while decoding 4x, NVML, W": number(several and served.gauge(several, "power_watts"), ".0f"),
         "over PCIe to the GPU meanwhile, NVML, GB/s": number(several and served.gauge(several, "pcie_to_gpu_gb_per_s")),
         "start to ready, s": number(document["ready_seconds"]),
+        "KV capacity that the planner expects, tokens": _expected(planned.get("kv_tokens"), ",.0f"),
+        "decode 1x that the planner expects, tokens/s": _expected(rates.get("1")),
+        "decode 4x that the planner expects, tokens/s": _expected(rates.get("4")),
     }
+
+
+def _expected(value: float | None, form: str = ",.1f") -> str:
+    return "" if value is None else f"{value:{form}}"

@@ -93,6 +93,7 @@ def test_parts_of_a_result_stay_apart(library: Library) -> None:
     assert cells["decode 1x, client, tokens/s"] == ["120.0", "90.0", "80.0"]
     assert cells["decode 4x, client, tokens/s"] == ["240.0", "180.0", "160.0"]
     assert cells["power while decoding 4x, NVML, W"] == ["412"] * 3
+    assert cells["decode 1x that the planner expects, tokens/s"] == ["99.0"] * 3
     first = "| the original system, 300k | the original system, 512k | [h200-resident](bench/results/serving_0.json)"
     assert first in lines[0] and "| 378,490 | 901,924 |" in "\n".join(lines)
 
