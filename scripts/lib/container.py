@@ -1,14 +1,10 @@
 """Entry of scripts/container.sh: the commands of docker or podman that build the image and run it.
 
-Mapped layers are locked and bound to the GPU's NUMA node, which an engine's defaults forbid. So `run` gives
-
-    --ulimit memlock=-1      since the limit of a container is often a few pages
-    --cap-add SYS_NICE       since the default seccomp profiles of docker and podman allow mbind only with it
-    --security-opt seccomp=  instead of it, with --seccomp FILE: no default profile allows move_pages, which proves
-                             where every page lies. On a machine with one NUMA node serving goes on without that proof,
-                             and the audit says so; on one with several it does not.
-
-scripts/seccomp-profile.sh writes FILE.
+Mapped layers are locked in host memory, and an engine's default limit is a few pages: `run` lifts it. On a machine with
+several NUMA nodes they are also bound to the GPU's node (mbind) and proven to lie there (move_pages). The default
+seccomp profiles of docker and podman allow the first only with CAP_SYS_NICE and the second never, so such a machine
+needs --seccomp FILE, which scripts/seccomp-profile.sh writes; no capability is needed then. With one node nothing is
+bound, serving goes on without that proof, and the audit says that pages were not asked.
 """
 
 from __future__ import annotations
@@ -52,6 +48,11 @@ def find_engine(environ: Mapping[str, str], *, needed: bool) -> str:
     raise BuildError(f"{named or ' or '.join(ENGINES)} is not on PATH; install it, or set CONTAINER_ENGINE", MISSING)
 
 
+def numa_nodes(nodes: Path = Path("/sys/devices/system/node")) -> int:
+    """How many this machine has."""
+    return sum(1 for path in nodes.glob("node[0-9]*"))
+
+
 def revision(root: Path) -> str:
     """Of the tree, for the image's label; `unknown` outside a checkout."""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -87,8 +88,8 @@ def run_command(
     flags = ["--rm", "--init", "--ulimit", "memlock=-1"]
     if options.seccomp:
         flags += ["--security-opt", f"seccomp={options.seccomp.absolute()}"]
-    else:
-        flags += ["--cap-add", "SYS_NICE"]
+    elif (count := numa_nodes()) > 1:
+        print(f"container: {count} NUMA nodes: layers are mapped only with --seccomp FILE", file=sys.stderr)
     flags += ["--device", "nvidia.com/gpu=all"] if Path(engine).name == "podman" else ["--gpus", "all"]
     flags += ["--volume", f"{options.checkpoint.absolute()}:/models/checkpoint:ro"]
     flags += ["--volume", f"{options.cache.absolute()}:/var/cache/moet"]
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of the checkpoint")
     run.add_argument("cache", type=Path, metavar="CACHE", help="folder that keeps what a server builds")
     run.add_argument("--port", type=int, default=8000, metavar="N", help="of the host's 127.0.0.1; default 8000")
-    run.add_argument("--seccomp", type=Path, metavar="FILE", help="seccomp profile, instead of --cap-add SYS_NICE")
+    run.add_argument("--seccomp", type=Path, metavar="FILE", help="seccomp profile that allows mbind and move_pages")
     for verb in (build, run):
         verb.add_argument("--print", action="store_true", help="show the command and run nothing")
     return made

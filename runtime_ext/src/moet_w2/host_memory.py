@@ -36,7 +36,9 @@ from .errors import HostMemoryError
 from .topology import Locality
 
 _TOUCH_CHUNK = 64 << 20
-_SYS_NICE = "allow the {call} system call, in a container with --cap-add SYS_NICE"
+_FILTERED = (
+    "allow the {call} system call: in a container, --security-opt seccomp= with a file of scripts/seccomp-profile.sh"
+)
 
 
 class Registrar(Protocol):
@@ -164,7 +166,7 @@ class HostAllocation:
         return address
 
     def _bind(self) -> None:
-        with self._explained("could not be bound to its node", _SYS_NICE.format(call="mbind")):
+        with self._explained("could not be bound to its node", _FILTERED.format(call="mbind")):
             linux.bind(self.address, self.mapped_bytes, self.locality.node)
 
     def _touch(self) -> None:
@@ -193,7 +195,7 @@ class HostAllocation:
             if len(self.locality.nodes) == 1 and error.errno in (errno.EPERM, errno.ENOSYS):
                 # Pages of a machine with one node can lie nowhere else; the audit says that it was not asked.
                 return PageReport(linux.PAGE, {}, f"move_pages: {error.strerror}; the machine has one node", huge)
-            with self._explained("pages could not be verified", _SYS_NICE.format(call="move_pages")):
+            with self._explained("pages could not be verified", _FILTERED.format(call="move_pages")):
                 raise
         if set(by_node) != {self.locality.node}:
             found = ", ".join(
