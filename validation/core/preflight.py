@@ -44,12 +44,14 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     }
     if target.audit_path is None:
         return found
-    first, *others = audit_ranks.load(target.audit_path)
-    files = [digest.of_file(audit_ranks.place(target.audit_path, rank)) for rank in range(1 + len(others))]
+    first = json.loads(target.audit_path.read_text(encoding="utf-8"))  # it has just been judged, schema and all
+    ranks = range(first["tensor_parallel"]["size"])
+    files = [digest.of_file(audit_ranks.place(target.audit_path, rank)) for rank in ranks]
     serving = first.get("serving") or {}
     facts = {name: first[name] for name in AUDIT_KEPT} | {name: serving.get(name) for name in SERVING_KEPT}
-    whole = digest.of_json(files) if others else files[0]
-    return found | {"audit_sha256": whole, "audit": facts | ({"ranks": len(files)} if others else {})}
+    if len(files) == 1:
+        return found | {"audit_sha256": files[0], "audit": facts}
+    return found | {"audit_sha256": digest.of_json(files), "audit": facts | {"ranks": len(files)}}
 
 
 def _limit(server: Server, target: Target) -> int:

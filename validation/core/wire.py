@@ -81,7 +81,10 @@ class Server:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=16)
         self.base_url = base_url
-        self._client = httpx2.Client(base_url=base_url, headers=headers, timeout=timeout, limits=limits)
+        secure = base_url.startswith("https:")  # reading the certificates takes longer than most requests
+        self._client = httpx2.Client(
+            base_url=base_url, headers=headers, timeout=timeout, limits=limits, verify=secure
+        )
 
     def chat(self, body: dict[str, Any]) -> Exchange:
         """Stream one chat request to its end.

@@ -1,4 +1,4 @@
-"""Tool calls end to end: the official client, the real server, streamed and whole.
+"""Tool calls end to end: the official client, the real server, streamed and whole; and the suites on the same server.
 
 What the model says by itself shows the way through; what it is made to say word for word shows the corpus.
 """
@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import openai
 import pytest
-from server_support import Server, background
+from server_support import RECIPE, Server, background
+from suites_under_test import FIXTURES, SUITES
 
 from validation import dsml_cases, dsml_endpoint
+from validation.core import command, manifest
 from validation.dsml_cases import Answer
 
 pytestmark = pytest.mark.server
@@ -168,3 +170,17 @@ def test_the_corpus_word_for_word(client):
     ran = {name: faults for name, faults in results.items() if faults is not None}
     assert {name: faults for name, faults in ran.items() if any(faults.values())} == {}
     assert len(ran) > 0.8 * len(CASES), "most cases can be shown in chat mode"
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_passes_and_its_recording_is_judged_alike(name, server, tmp_path, capsys):
+    words = ["--cases", "demo", "--output-dir", str(tmp_path), "--recipe", str(RECIPE), "--base-url", server.url]
+    code = command.main(SUITES[name], [*words, "--audit", str(server.run_dir / "audit.json")])
+    told = capsys.readouterr()
+    assert code == 0, told.out + told.err
+    (folder,) = tmp_path.iterdir()
+    assert command.main(SUITES[name], ["--replay", str(folder)]) == 0
+    assert capsys.readouterr().out == told.out
+    found, committed = (manifest.read(path) for path in (folder, FIXTURES / name / "demo"))
+    assert found["plan"]["units"] == committed["plan"]["units"]
+    assert found["outcome"]["gates"] == committed["outcome"]["gates"]
