@@ -46,8 +46,10 @@ def parsed(program: str, arguments: list[str]) -> Iterator[str]:
         yield f"{path} is not in the tree"
         return
     if not _parses(path):
-        if arguments:
-            yield f"{path} has no parser of its own, so nothing tells whether it takes {arguments[0]}"
+        # It reads its words by itself: the verb and the options must at least be among its literals.
+        literals = set(re.findall(r"""["']([\w-]+)["']""", script_text(path)))
+        words = [word for number, word in enumerate(arguments) if number == 0 or word.startswith("-")]
+        yield from (f"{path} knows no {word}" for word in words if word not in literals)
         return
 
     if "--" in arguments:  # what follows belongs to a program that is started

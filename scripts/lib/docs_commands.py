@@ -25,6 +25,7 @@ OUTSIDE = {
 _OPERATORS = {"&&", "||", "|", ";", "&"}
 _REDIRECTS = {">", ">>", "<", "2>", "&>"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
+_INNER = re.compile(r"\$\(([^()]*)\)")
 _DRAWN = re.compile(r"\S {2,}\S|[─│└┌┐┘├→|<>{}]|^\S+:$", re.M)
 
 
@@ -118,11 +119,14 @@ def _command(document: Document, line: int, text: str, run: bool, whole: bool = 
 
 
 def split(text: str) -> Iterator[Words]:
-    """The simple commands of one line; redirections are dropped.
+    """The simple commands of one line, those of `$(...)` too; redirections are dropped.
 
     Raises:
         ValueError: a quotation has no end.
     """
+    for inner in _INNER.findall(text):
+        yield from split(inner)
+    text = _INNER.sub("INNER", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, "#"
     command, skip = Words(), False

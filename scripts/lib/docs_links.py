@@ -33,6 +33,11 @@ MADE = {
     "server.log": "the demo writes it",
 }
 """Names of files that a program makes or a checkpoint has."""
+ELSEWHERE = {
+    "--cap-add": "docker and podman",
+    "SYS_NICE": "a capability of Linux",
+}
+"""Options and names in capitals of programs that are not ours, where no code of ours has them."""
 _PLACEHOLDER = re.compile(r"\b(SUITE|NAME|PROFILE)\b")
 """Words of a path that stand for any."""
 _PATH = re.compile(r"[\w.*{},-]+(/[\w.*{},-]*)+")
@@ -72,10 +77,10 @@ def _span(document: Document, line: int, span: str) -> Iterator[Fault]:
         elif _FILE.fullmatch(span) and span not in MADE and not named(word):
             yield document.fault(line, f"`{span}` is no file of the tree")
     for match in _VARIABLE.finditer(span):
-        if match[0] not in variables() and not match[0].endswith("_"):
+        if match[0] not in variables() and match[0] not in ELSEWHERE:
             yield document.fault(line, f"`{match[0]}` is no variable that this tree or its vLLM reads")
     for match in _OPTION.finditer(span):
-        if not has_option(match[0]):
+        if match[0] not in ELSEWHERE and not has_option(match[0]):
             yield document.fault(line, f"`{match[0]}` is no option of a program of this tree, or of its vLLM")
 
 

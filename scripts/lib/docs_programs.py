@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def _python(arguments: list[str]) -> Iterator[str]:
             path = word.partition("::")[0]
             if not word.startswith("-") and not docs_links.exists(path.rstrip("/")):
                 yield f"{word} is not in the tree"
-    elif arguments[:1] == ["-m"]:
+    elif arguments[:1] == ["-m"] and arguments[1].partition(".")[0] not in sys.stdlib_module_names:
         yield from docs_attempt.parsed(arguments[1], arguments[2:])
-    elif arguments and not arguments[0].startswith("/"):  # what lies elsewhere is not ours
+    elif arguments and not arguments[0].startswith(("/", "-")):  # what lies elsewhere is not ours
         yield from docs_attempt.parsed(arguments[0], arguments[1:])
 
 

@@ -103,6 +103,8 @@ def test_things_that_are_there_pass() -> None:
         ("python -m pytest gone_tests", "gone_tests is not in the tree"),
         ("python -m demo.make.train --out x --epochs 3", "unrecognized arguments"),
         ("git status && make nothing", "nothing is no verb"),
+        ("cd $(make nowhere)", "nowhere is no verb"),
+        ("python3 scripts/lib/pins.py fetch x", "scripts/lib/pins.py knows no fetch"),
         ("make help | bench/none.sh", "bench/none.sh is not in the tree"),
         ("MOET_STORE_DRI=/x make demo", "MOET_STORE_DRI is no variable"),
         ("make demo 'unclosed", "bash cannot parse the block"),
