@@ -40,11 +40,11 @@ def fresh_runtime(monkeypatch, tmp_path: Path):
     write_checkpoint(tmp_path / "model")
     runtime.get.cache_clear()
 
-    def build(**changes):
+    def build(rank: int = 0, size: int = 1, **changes):
         made = vllm_config(tmp_path / "model", **changes)
         monkeypatch.setattr(runtime, "get_current_vllm_config", lambda: made)
-        monkeypatch.setattr(runtime, "get_tensor_model_parallel_rank", lambda: 0)
-        monkeypatch.setattr(runtime, "get_tensor_model_parallel_world_size", lambda: 1)
+        monkeypatch.setattr(runtime, "get_tensor_model_parallel_rank", lambda: rank)
+        monkeypatch.setattr(runtime, "get_tensor_model_parallel_world_size", lambda: size)
         return runtime.get()
 
     yield build

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from generators import TINY, device_layer
+from generators import TINY, device_layer, write_checkpoint
 from test_audit import DEVICE, RECIPE, SERVING
 
 from moet_w2 import audit_ranks, cli
@@ -15,6 +15,7 @@ from moet_w2.audit import Audit
 from moet_w2.cache import phases
 from moet_w2.config import W2Config
 from moet_w2.errors import AuditError
+from moet_w2.geometry import LayerGeometry
 from moet_w2.host_memory import HostAllocation
 from moet_w2.layer import Shard, W2Layer
 from moet_w2.placement import Placement, plan
@@ -63,6 +64,14 @@ def test_ranks_do_not_write_over_each_other(written: Path) -> None:
     documents = audit_ranks.load(written)
     assert [document["tensor_parallel"]["rank"] for document in documents] == [0, 1]
     assert audit_ranks.check(documents, TWO) == []
+
+
+def test_a_worker_writes_to_its_own_ranks_file(fresh_runtime, tmp_path: Path, monkeypatch) -> None:
+    write_checkpoint(tmp_path / "model", geometry=LayerGeometry(4, 256, 256))
+    monkeypatch.setenv("VLLM_MOE_W2_MAPPED_AUDIT_PATH", str(tmp_path / "audit.json"))
+    here = fresh_runtime(rank=1, size=2)
+    assert here.audit.path == tmp_path / "audit.rank-1.json"
+    assert (here.audit.shard, here.audit.server) == (Shard(1, 2), "start")
 
 
 def test_a_single_rank_is_judged_as_ever(tmp_path: Path, layers) -> None:
