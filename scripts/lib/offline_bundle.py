@@ -18,7 +18,6 @@ from build_errors import FAILED, OK, BuildError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SMALLEST = 1 << 20
-_MOST_PARTS = 10_000  # part-0000 to part-9999
 
 
 def part_bytes(text: str) -> int:

@@ -39,6 +39,7 @@ def make(pins: pin_table.Pins, variant: str, native: Path, out: Path, part_bytes
     lockfile.check(pins, variant)
     venvs.require_python(pins, variant)
     commit = offline_tree.commit_of(pin_table.ROOT)
+    offline_tree.require_tracked(pin_table.ROOT, venvs.EXTENSION)
     out.mkdir(parents=True, exist_ok=True)
     (out / NAME).unlink(missing_ok=True)  # not a bundle until it is whole
     work = native / "offline"

@@ -20,6 +20,14 @@ def commit_of(root: Path) -> str:
     return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
 
 
+def require_tracked(root: Path, folder: Path) -> None:
+    """Raise BuildError if a file below `folder` is none that git tracks: the bundle's tree would lack it."""
+    others = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(folder.relative_to(root)))
+    if names := sorted(name for name in others.split("\0") if name):
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        raise BuildError(f"{names[0]}{more} would not be in the bundle: git does not track it; add or remove it")
+
+
 def pack(root: Path, archive: Path) -> None:
     """Write the tracked files as they lie in the tree, without dates and owners."""
     names = sorted(name for name in _git(root, "ls-files", "-z").split("\0") if name)

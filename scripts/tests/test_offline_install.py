@@ -277,6 +277,13 @@ def test_the_tree_comes_back_as_git_tracks_it(checkout: Path, tmp_path: Path) ->
         offline_tree.unpack(tmp_path / "one", tmp_path / "tree")
 
 
+def test_a_file_that_the_tree_would_lack_stops_the_making(checkout: Path) -> None:
+    offline_tree.require_tracked(checkout, checkout / "package")
+    (checkout / "package" / "new.py").write_text("")
+    with pytest.raises(BuildError, match=r"package/new\.py would not be in the bundle: .*add or remove it"):
+        offline_tree.require_tracked(checkout, checkout / "package")
+
+
 @pytest.mark.parametrize(("name", "link"), [("../x", ""), ("/x", ""), ("a/link", "../../x"), ("link", "/etc/passwd")])
 def test_an_archive_that_leads_out_is_refused(tmp_path: Path, name: str, link: str) -> None:
     with tarfile.open(tmp_path / "tree.tar.gz", "w:gz") as tar:
