@@ -28,6 +28,7 @@ let
     kernels = call ./kernels.nix;
     moet-w2 = call ./moet-w2.nix;
     python-cuda = call ./python-cuda.nix;
+    cmake-sources = call ./cmake-sources.nix;
     vllm = call ./vllm.nix;
     moet = call ./moet.nix;
   };

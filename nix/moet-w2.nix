@@ -8,7 +8,10 @@ in
 pkgs.runCommand "moet-w2-${project.version}"
   {
     nativeBuildInputs = [ (python.withPackages (packages: [ packages.setuptools ])) ];
-    tree = source "moet-w2" [ "kernels/MANIFEST.json" "kernels/cubins" "nix/build_extension.py" "pins.toml" "runtime_ext" ];
+    tree = source "moet-w2" [
+      "kernels/MANIFEST.json" "kernels/cubins" "nix/build_extension.py" "pins.toml" "runtime_ext/pyproject.toml"
+      "runtime_ext/src"
+    ];
     revision = builtins.toJSON { inherit (revision) dirty; revision = revision.id; };
     site = "lib/python${python.pythonVersion}/site-packages";
     passthru = { inherit (project) version; };

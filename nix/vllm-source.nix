@@ -4,7 +4,10 @@
 pkgs.runCommand "vllm-source-${pins.vllm.version}-${pins.project.revision}"
   {
     nativeBuildInputs = [ python pkgs.git ];
-    tree = source "moet-patch" [ "nix/patched_source.py" "patch" "pins.toml" "scripts/lib" ];
+    tree = source "moet-patch" (
+      [ "nix/patched_source.py" "patch/FILES.txt" "patch/vllm-moet-v${pins.vllm.version}.patch" "pins.toml" ]
+      ++ map (name: "scripts/lib/${name}.py") [ "archive" "build_errors" "fetch" "ledger" "pins" "repack" ]
+    );
     archive = pinned "vllm.sdist";
   }
   ''

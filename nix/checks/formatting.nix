@@ -1,4 +1,4 @@
-# Formatting and lint of what is written by hand: ruff, shellcheck, and for Nix files tabs, trailing blanks, line length.
+# Lint of what is written by hand: ruff, shellcheck, and for Nix files tabs, trailing blanks and the length of lines.
 { pkgs, source, ... }:
 pkgs.runCommand "check-formatting"
   {
@@ -11,11 +11,13 @@ pkgs.runCommand "check-formatting"
   ''
     cd $tree
     export RUFF_CACHE_DIR=$TMPDIR/ruff
-    ruff check .
-    find scripts bench nix -name '*.sh' -exec shellcheck --external-sources {} + .ci/run
-    if grep -nE '[[:blank:]]$|	|.{121}' flake.nix $(find nix -name '*.nix'); then
+    failed=
+    ruff check . || failed=1
+    shellcheck --external-sources .ci/run $(find . -name '*.sh') || failed=1
+    if grep -nP '\t|[[:blank:]]$|.{121}' flake.nix $(find nix -name '*.nix'); then
       echo "nix: error: a tab, a trailing blank or a line over 120 characters" >&2
-      exit 1
+      failed=1
     fi
+    [ -z "$failed" ]
     touch $out
   ''

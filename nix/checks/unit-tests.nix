@@ -17,7 +17,8 @@ pkgs.runCommand "check-unit-tests"
       pkgs.git
     ];
     tree = source "moet-tests" [
-      "bench" "demo/CARD.md" "demo/results" "kernels" "patch" "pins.toml" "pytest.ini" "runtime_ext" "scripts" "validation"
+      "bench" "demo/CARD.md" "demo/results" "kernels" "patch" "pins.toml" "pytest.ini" "runtime_ext" "scripts"
+      "validation"
     ];
     tests = [
       "runtime_ext/tests/test_geometry.py"
@@ -32,5 +33,5 @@ pkgs.runCommand "check-unit-tests"
     cp -r $tree tree
     chmod -R u+w tree
     cd tree
-    PYTHONPATH=runtime_ext/src python3 -B -m pytest -q --noconftest -p no:cacheprovider $tests | tee $out
+    PYTHONPATH=runtime_ext/src python3 -B -m pytest -q -x --noconftest -p no:cacheprovider $tests | tee $out
   ''

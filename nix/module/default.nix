@@ -110,7 +110,9 @@ in
         CacheDirectory = "moet";
         RuntimeDirectory = name;
         UMask = "0027";
-      } // optionalAttrs (cfg.environmentFile != null) { EnvironmentFile = cfg.environmentFile; } // import ./hardening.nix;
+      }
+      // optionalAttrs (cfg.environmentFile != null) { EnvironmentFile = cfg.environmentFile; }
+      // import ./hardening.nix;
     };
   };
 }

@@ -106,6 +106,11 @@ assert config == { allowUnfree = true; };
       preferLocalBuild = true;
     };
 
+  fetchgit =
+    { url, rev, hash, fetchSubmodules }:
+    assert hash != "" && fetchSubmodules;
+    nothing "source-${baseNameOf url}-${baseNameOf rev}";
+
   writeShellApplication =
     { name, text }:
     build name { PATH = host.path; inherit text; } ''

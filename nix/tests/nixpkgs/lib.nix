@@ -17,6 +17,7 @@ let
 in
 rec {
   inherit concatStringsSep filter substring;
+  fakeHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
   genAttrs = names: value: listToAttrs (map (name: { inherit name; value = value name; }) names);
   mapAttrs' = entry: set: listToAttrs (map (name: entry name set.${name}) (attrNames set));
   optionalAttrs = condition: set: if condition then set else { };

@@ -134,7 +134,10 @@ rec {
         else
           listToAttrs (map (name: { inherit name; value = walk (path ++ [ name ]) set.${name}; }) (attrNames set));
       config =
-        if length strangers > 0 then throw "The option `${dotted (head strangers)}' does not exist" else walk [ ] options;
+        if length strangers > 0 then
+          throw "The option `${dotted (head strangers)}' does not exist"
+        else
+          walk [ ] options;
     in
     { inherit config options; };
 }
