@@ -61,6 +61,8 @@ NCCL_ALONE = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
+PASSES = {"pass_config": {"fuse_allreduce_rms": False}}
+"""A fused all-reduce would be FlashInfer's."""
 TINY = {"moe_intermediate_size": 256, "num_hash_layers": 1, "n_routed_experts": 64}
 """What a tiny model has otherwise than the demo checkpoint: planes of half its width must still be whole tiles."""
 TINY_ENGINE = {
@@ -217,6 +219,7 @@ def _passed(args: argparse.Namespace) -> list[str]:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """What both engines are started with."""
     options = ENGINE | {"load_format": "moet_synthetic", "max_num_seqs": TOGETHER, "disable_custom_all_reduce": True}
+    options["compilation_config"] = ENGINE["compilation_config"] | PASSES
     options |= (TINY_ENGINE if args.tiny else {}) | json.loads(args.engine)
     return {name: value for name, value in options.items() if value is not None}
 
