@@ -153,6 +153,7 @@ QUOTES: tuple[Quote, ...] = (
         ),
     ),
     Quote(VALIDATION, "decode_rate_h200.json", docs_words.steps_beside_stock),
+    Quote(VALIDATION, "tensor_parallel_cpu.json", docs_words.two_ranks),
     Quote(VALIDATION, "sizes", lambda sizes: [f"all {sizes['layers']} layers"]),
     Quote(PROVENANCE, "reported", docs_words.reported_rows),
     Quote(PROVENANCE, "packages", docs_words.licences),

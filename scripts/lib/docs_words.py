@@ -154,6 +154,18 @@ def sanitized(text: str) -> str:
     return f"memcheck, racecheck and initcheck over {'/'.join(cases)} cases; each found the mistake that was planted"
 
 
+def two_ranks(result: dict[str, Any]) -> list[str]:
+    greedy, planes = result["greedy"], result["planes"]
+    whole = planes["one_gpu"]["w2_bytes"]
+    half = all(2 * rank["w2_bytes"] == whole for rank in planes["ranks"])
+    return [
+        f"made-up weights in {result['layers']} layers of the demo's widths",
+        f"each rank holds {'half' if half else 'not half'} of every layer's bytes, and of {greedy['prompts']} prompts "
+        f"decoded greedily {greedy['equal']} give the same tokens, {greedy['near_ties']} differ first at a near tie, "
+        f"{greedy['unexplained']} otherwise",
+    ]
+
+
 def read_layers(result: dict[str, Any]) -> str:
     layers, mapped = result["layers"], result["mapped_layers"]
     return f"{layers} layers, {'half' if 2 * mapped == layers else mapped} of them mapped"
