@@ -109,7 +109,8 @@ def only(planned: Planned, text: str) -> Planned:
     """
     units = [unit for unit in planned.units if any(text in invocation.id for invocation in unit.invocations)]
     if not units:
-        raise RunError(f"no invocation has {text!r} in its id; --list shows them")
+        out = [f"{name} is left out: {reason}" for name, reason in planned.left_out.items() if text in name]
+        raise RunError(out[0] if out else f"no invocation has {text!r} in its id; --list shows them")
     return Planned(units, planned.left_out)
 
 

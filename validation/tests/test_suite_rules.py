@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 from suite_server import PROMPT_TOKENS, pieces
 from suites_under_test import SUITES
+from tokenizers import Tokenizer
 
 from validation.core import casefile
 from validation.core.answer import Answer, Call, assemble
@@ -60,6 +61,11 @@ def test_a_prompt_that_the_server_does_not_admit_is_left_out_and_named():
     left = planned(Needle(), "full", limit=300_000, acknowledged=True).left_out
     assert set(left) == {"tokens-500k", "tokens-994987"}
     assert "over the server's 300,000" in left["tokens-500k"]
+
+
+def test_only_a_length_that_is_left_out_says_why():
+    with pytest.raises(RunError, match="tokens-994987 is left out: .* over the server's 524,288"):
+        prepare(Needle(), "full", NO_OPTIONS | {"acknowledged": True}, "994987", 524_288)
 
 
 def test_a_length_of_ones_own():
@@ -119,6 +125,18 @@ def test_a_prompt_has_exactly_the_wanted_length_and_place(render, seed):
     rendered = render(content)
     assert len(rendered) == tokens == made["tokens"] and made["position"] == position
     assert rendered[position] == hash("It") and content.count("7341") == 1
+
+
+def test_the_full_sets_words_make_exact_prompts_by_a_real_tokenizer(demo_checkpoint):
+    """8,000 tokens here; by the same tokenizer the 994,987 took 27 renderings and half a minute."""
+    tokenizer = Tokenizer.from_file(str(demo_checkpoint / "tokenizer.json"))
+    cases = casefile.load(Needle.cases, casefile.locate("needle", "full"))[0]
+    text, case = cases.text(cases.cases[0].seed), cases.cases[0]
+    builder = haystack.Builder(lambda content: tokenizer.encode(content).ids, text, tuple(cases.pads))
+    made = builder.build(case.tokens, case.start)
+    encoded = tokenizer.encode(text.content(haystack.Shape(**made["shape"])))
+    assert len(encoded.ids) == case.tokens == 8000
+    assert tokenizer.decode(encoded.ids[case.start :]).startswith(cases.needle)
 
 
 @pytest.mark.parametrize(("tokens", "position"), [(20, 15), (200, 3), (200, 198)])
