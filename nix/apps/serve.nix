@@ -6,7 +6,7 @@ pkgs.writeShellApplication {
   text = ''
     echo 'moet: built from ${revision.text}' >&2
     export MOET_ENV=${moet}
-    exec bash ${
+    exec ${pkgs.runtimeShell} ${
       source "moet-launcher" [ "bench/recipes" "pins.toml" "scripts" ]
     }/scripts/serve-pro6000-ds4flash.sh --root "$PWD" "$@"
   '';

@@ -22,10 +22,16 @@ pkgs.runCommand "check-unit-tests"
     ];
     tests = [
       "runtime_ext/tests/test_geometry.py"
+      "runtime_ext/tests/test_command.py"
+      "runtime_ext/tests/test_config.py"
       "runtime_ext/tests/test_placement.py"
-      "runtime_ext/tests/test_topology.py"
+      "runtime_ext/tests/test_planner_calibrate.py"
+      "runtime_ext/tests/test_planner_speed.py"
+      "runtime_ext/tests/test_policy.py"
       "runtime_ext/tests/test_recipe.py"
+      "runtime_ext/tests/test_topology.py"
       "scripts/tests/test_build_archive.py"
+      "scripts/tests/test_service_unit.py"
       "scripts/tests/test_test_names.py"
     ];
   }

@@ -14,7 +14,7 @@ in
     enable = mkEnableOption "DeepSeek-V4-Flash on one 96 GB GPU";
     package = mkOption {
       type = types.package;
-      default = self.packages.${pkgs.system}.default;
+      default = self.packages.${pkgs.stdenv.hostPlatform.system}.default;
       description = "What serves: bin/moet with vLLM and the extension.";
     };
     profile = mkOption {

@@ -43,6 +43,7 @@ build-users-group =
 sandbox = false
 max-jobs = 2
 keep-going = true
+fsync-metadata = false
 warn-dirty = false
 """
 

@@ -81,8 +81,8 @@ let
 in
 assert config == { allowUnfree = true; };
 {
-  inherit runCommand lib system;
-  runtimeShell = "/bin/sh";
+  inherit runCommand lib;
+  runtimeShell = "/bin/bash";
   "python${builtins.replaceStrings [ "." ] [ "" ] host.pythonVersion}" = python;
   "cudaPackages_${host.cudaRelease}" = {
     cuda_nvcc.version = host.cudaCompiler;
@@ -123,6 +123,7 @@ assert config == { allowUnfree = true; };
     { packages, shellHook }:
     build "shell" { PATH = host.path; inherit packages shellHook; } "touch $out";
 
+  stdenv.hostPlatform = { inherit system; };
   stdenv.cc = tools "gcc" [ "gcc" "g++" "cc" "c++" "cpp" "as" "ld" "ar" "nm" ] // {
     cc.lib = nothing "gcc-lib";
   };
