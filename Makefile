@@ -7,7 +7,7 @@ SHELL := /bin/bash
 ENV := .native/venv-cpu
 RUN := scripts/run-python.sh
 
-.PHONY: help setup demo serve-demo validate test lint check docs-check kernels patch clean
+.PHONY: help setup demo serve-demo validate test lint check docs-check kernels patch nix nix-check clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ kernels: ## compile the CUDA kernels to cubins with the pinned compiler
 
 patch: ## regenerate patch/ from patch/series/ and the pinned source
 	@$(RUN) patch/tool.py
+
+nix: setup ## get Nix: from PATH, else Debian's package into the cache, without root
+	@$(ENV)/bin/python nix/tests/nix_host.py --obtain
+
+nix-check: nix ## build what can be built of the flake without nixpkgs, and show its gates closing
+	@$(ENV)/bin/python -m pytest -q scripts/tests/test_nix_parts.py scripts/tests/test_nix_flake.py
 
 clean: ## remove .native/ (environments, wheels, logs); downloads stay in the cache
 	@scripts/clean.sh

@@ -14,7 +14,7 @@ from build_errors import BuildError
 
 ROOT = pins.ROOT
 SCRIPT = ROOT / "scripts" / "build-native.sh"
-VERBS = "setup demo serve-demo validate test lint check docs-check kernels patch clean".split()
+VERBS = "setup demo serve-demo validate test lint check docs-check kernels patch nix nix-check clean".split()
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
