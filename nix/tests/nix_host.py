@@ -34,6 +34,8 @@ HERE = Path(__file__).resolve().parent
 LIMIT_S = 600
 OLDEST = (2, 8)  # the oldest that the flake is written for
 ENVIRONMENT = REPOSITORY / ".native" / "venv-cpu"
+LEFT_OUT = ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
+DEPENDS = ("depends", "--recurse", *(f"--no-{kind}" for kind in LEFT_OUT), "nix-bin")
 CONFIGURATION = """
 experimental-features = nix-command flakes
 substituters =
@@ -183,17 +185,17 @@ def obtain() -> Path:
 
 
 def _download(folder: Path) -> None:
-    """nix-bin and those of its direct dependencies that are libraries and not installed here."""
+    """nix-bin and those of its dependencies that are libraries and not installed here."""
     lists: list[str] = []
     try:
-        depends = _quiet(["apt-cache", "depends", "nix-bin"])
+        depends = _quiet(["apt-cache", *DEPENDS])
     except BuildError:  # no package lists, as in a fresh container: get some of our own
         for part in ("lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True)
         lists = ["-o", f"Dir::State::lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
         _quiet(["apt-get", *lists, "update"])
-        depends = _quiet(["apt-cache", *lists, "depends", "nix-bin"])
-    libraries = re.findall(r"^\s*Depends: (lib[a-z0-9.+-]+)$", depends, re.MULTILINE)
+        depends = _quiet(["apt-cache", *lists, *DEPENDS])
+    libraries = re.findall(r"^(lib[a-z0-9.+-]+)$", depends, re.MULTILINE)
     wanted = ["nix-bin", *(name for name in libraries if not name.endswith("-perl") and not _installed(name))]
     _quiet(["apt-get", *lists, "download", *wanted], folder)
 
