@@ -60,10 +60,15 @@ class Served:
         }
         return found[max(found)] if found else None
 
+    def repeated(self) -> dict[str, Any] | None:
+        """The phase that sends a prompt once more."""
+        phases = self.document["phases"].items()
+        return next((phase for name, phase in phases if name.startswith("repeated_") and "client" in phase), None)
+
     def start(self) -> list[tuple[str, float]]:
-        """Phases of the start with their seconds, in order, the last one being what is left of it."""
+        """Phases of the start that took any time, with their seconds, in order; the last one is what is left of it."""
         serving = self.document["audit"].get("serving") or {}
-        seconds = [(name, spent) for name, spent in (serving.get("seconds") or {}).items() if spent is not None]
+        seconds = [(name, spent) for name, spent in (serving.get("seconds") or {}).items() if spent and spent > 0.01]
         rest = self.document["ready_seconds"] - sum(spent for _, spent in seconds)
         return [*seconds, ("imports, engine, API", max(rest, 0.0))]
 

@@ -9,6 +9,8 @@ from moet_w2.plot import Axis, Points
 
 WIDTH, HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 64, 52
+_LABEL = 180
+"""Room that the words beside a bar need."""
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Told apart without full colour vision."""
 
@@ -51,9 +53,13 @@ def waterfall(title: str, rows: Mapping[str, Sequence[tuple[str, float]]], x: Ax
         for name, length in phases:
             at, wide = _LEFT + start * scale, max(length * scale, 1.0)
             parts.append(f'<rect x="{at:.1f}" y="{down}" width="{wide:.1f}" height="14" fill="{colors[name]}"/>')
-            room = WIDTH - at - wide > 170
-            side, anchor = (at + wide + 4, "start") if room else (at - 4, "end")
-            parts.append(_text(side, down + 11, f"{name} {length:.1f} s", anchor))
+            words = f"{name} {length:.1f} s"
+            if WIDTH - at - wide > _LABEL:
+                parts.append(_text(at + wide + 4, down + 11, words))
+            elif wide > _LABEL:
+                parts.append(_text(at + 4, down + 11, words, fill="#ffffff"))
+            else:
+                parts.append(_text(at - 4, down + 11, words, "end"))
             down, start = down + 18, start + length
         down += 8
     for tick in x.ticks(8):
@@ -69,8 +75,9 @@ def _key(number: int, name: str, color: str, many: int) -> list[str]:
     return [mark, _text(at + 24, 34, name)]
 
 
-def _text(at: float, down: float, words: str, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{at:.1f}" y="{down:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'
+def _text(at: float, down: float, words: str, anchor: str = "start", size: int = 12, fill: str = "") -> str:
+    color = f' fill="{fill}"' if fill else ""
+    return f'<text x="{at:.1f}" y="{down:.1f}" font-size="{size}" text-anchor="{anchor}"{color}>{escape(words)}</text>'
 
 
 def _rule(left: float, top: float, right: float, bottom: float) -> str:

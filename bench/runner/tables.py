@@ -15,7 +15,7 @@ from . import boxes, plots, served
 from .library import RESULTS, Library, Result
 from .served import Served
 
-NOT_MEASURED = "Not measured yet."
+NOT_MEASURED, _UNKNOWN = "Not measured yet.", "not measured"
 _SEED_LOGGER = {"300k": 24_998.6, "512k": 49_974.3}
 """Prompt tokens a second as the original system's server logged them; planner/reported.py holds its other figures."""
 
@@ -25,15 +25,29 @@ Table = Callable[[Library, Link], list[str]]
 
 
 def profiles(library: Library, link: Link) -> list[str]:
-    """Served configurations beside the figures of the original system."""
-    found = served.all_of(library.of("serving"))
+    """Configurations served on a GPU beside the figures of the original system."""
+    found = [one for one in served.all_of(library.of("serving")) if one.result.hardware["gpu"]]
     columns = [_seed(profile) for profile in PROFILES] + [_profile(one, library, link) for one in found]
     names = list(columns[-1])
     if not found:
         names = list(columns[0])
     lines = grid(names[0], [column[names[0]] for column in columns])
-    lines += [row([name, *(column.get(name, "") for column in columns)]) for name in names[1:]]
+    lines += _rows(names[1:], columns)
     return lines if found else [*lines, "", f"Ours: {NOT_MEASURED}"]
+
+
+def demo(library: Library, link: Link) -> list[str]:
+    """Configurations served on a CPU: of the tiny checkpoint, which is another model."""
+    found = [one for one in served.all_of(library.of("serving")) if not one.result.hardware["gpu"]]
+    columns = [_profile(one, library, link) for one in found]
+    if not columns:
+        return [NOT_MEASURED]
+    names = [name for name in columns[0] if not all(column[name] in ("", _UNKNOWN) for column in columns)]
+    return [*grid("", [column[""] for column in columns]), *_rows(names[1:] if names[0] == "" else names, columns)]
+
+
+def _rows(names: Sequence[str], columns: Sequence[dict[str, str]]) -> list[str]:
+    return [row([name, *(column.get(name, "") for column in columns)]) for name in names]
 
 
 def peers(library: Library, link: Link) -> list[str]:
@@ -88,6 +102,22 @@ def startup(library: Library, link: Link) -> list[str]:
     return [*lines, row(["ready", *(number(one.document["ready_seconds"], ".1f") for one in found)])]
 
 
+def loads(library: Library, link: Link) -> list[str]:
+    """What vllm bench serve found of a served configuration: many requests, through a tokenizer."""
+    found = library.of("load")
+    if not found:
+        return [NOT_MEASURED]
+    heads = ["machine", "requests", "at once", "prompt tokens, all", "output tokens/s"]
+    lines = grid("configuration", [*heads, "TTFT p99, ms", "TPOT median, ms"])
+    for result in found:
+        given, counts, times = result.document, result.document["counts"], result.document["client_milliseconds"]
+        cells = [f"[{given['configuration']}]({link(result.path)})", _machine(result, library)]
+        cells += [str(counts["completed"]), str(given["asked"]["concurrency"]), f"{counts['total_input_tokens']:,}"]
+        cells += [number(given["client"]["output_throughput"]), number(times["ttft"]["p99"], ",.0f")]
+        lines.append(row([*cells, number(times["tpot"]["median"])]))
+    return lines
+
+
 def results(library: Library, link: Link) -> list[str]:
     """Every result file: what it measures, where, of which commit, and whether it still is as it was written."""
     lines = grid("result", ["of", "machine", "commit", "tree", "digest"])
@@ -140,8 +170,10 @@ def charts(library: Library, link: Link) -> list[str]:
 
 TABLES: dict[str, Table] = {
     "profiles": profiles,
+    "demo": demo,
     "peers": peers,
     "startup": startup,
+    "loads": loads,
     "results": results,
     "boxes": machines,
     "recipes": recipes,
@@ -160,7 +192,7 @@ def grid(first: str, rest: Sequence[str]) -> list[str]:
 
 
 def number(value: float | None, form: str = ",.1f") -> str:
-    return "not measured" if value is None else f"{value:{form}}"
+    return _UNKNOWN if value is None else f"{value:{form}}"
 
 
 def _machine(result: Result, library: Library) -> str:
@@ -186,6 +218,7 @@ def _seed(profile: Any) -> dict[str, str]:
         "configured admission, tokens": f"{profile.settings.context:,}",
         "KV capacity as the server reports it, tokens": f"{profile.kv_tokens:,}",
         "longest prompt exercised, tokens": f"{tokens:,}",
+        "longest uncached prompt timed, tokens": f"{tokens:,}",
         "its time to first token, client, s": f"{seconds:,.1f}",
         "its prompt over that time, client, tokens/s": f"{tokens / seconds:,.0f}",
         "prompt tokens/s in the server's log": f"{_SEED_LOGGER[profile.name]:,.1f}",
@@ -203,7 +236,6 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
     rates = planned.get("decode_tokens_per_s", {})
     client = prefill["client"] if prefill else {}
     logged = prefill["logger"]["prompt_tokens_per_s"] if prefill else []
-    hits = served.prefix_hit_rate(prefill) if prefill else None
     return {
         "": f"[{one.name}]({link(one.result.path)})",
         "machine": _machine(one.result, library),
@@ -212,10 +244,12 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
         "configured admission, tokens": f"{document['configured']['admission_tokens']:,}",
         "KV capacity as the server reports it, tokens": number(one.kv_tokens, ","),
         "longest prompt exercised, tokens": f"{document['exercised']['longest_prompt_tokens']:,}",
+        "longest uncached prompt timed, tokens": number(client.get("prompt_tokens"), ","),
         "its time to first token, client, s": number(client.get("first_token_seconds")),
         "its prompt over that time, client, tokens/s": number(client.get("prompt_tokens_per_s"), ",.0f"),
         "prompt tokens/s in the server's log": number(max(logged, default=None)),
-        "its prefix-cache hits, server": "not counted" if hits is None else f"{hits:.0%}",
+        "its prefix-cache hits, server": _share(prefill),
+        "prefix-cache hits of a prompt sent again, server": _share(one.repeated()),
         "decode 1x, client, tokens/s": number(single and single["client"]["decode_tokens_per_s"]),
         "decode 4x, client, tokens/s": number(several and several["client"]["decode_tokens_per_s"]),
         "tokens a step and request, 1x, server": number(speculation.get("tokens_per_step"), ".2f"),
@@ -226,6 +260,11 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
         "decode 1x that the planner expects, tokens/s": _expected(rates.get("1")),
         "decode 4x that the planner expects, tokens/s": _expected(rates.get("4")),
     }
+
+
+def _share(phase: dict[str, Any] | None) -> str:
+    rate = served.prefix_hit_rate(phase) if phase else None
+    return _UNKNOWN if rate is None else f"{rate:.0%}"
 
 
 def _expected(value: float | None, form: str = ",.1f") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import cli
 import pytest
 from bench_samples import facts
 from runner import load as loads
+from runner import tables
 from runner.fault import BenchError
 from runner.library import Library
 
@@ -180,7 +180,10 @@ def test_the_installed_tool_knows_these_options_and_writes_these_fields() -> Non
 
 def test_a_load_result_is_sealed_and_passes(root: Path, vllm) -> None:
     found = loads.run(LOAD, 20, vllm(UPSTREAM))
-    samples.store(root, facts.sealed({"provenance": samples.PROVENANCE} | found), "load.json")
+    document = {"provenance": samples.PROVENANCE, "configuration": "demo-cpu"} | found
+    samples.store(root, facts.sealed(document), "load.json")
     assert cli.main(["lint"], root) == 0
     assert json.loads((root / "bench" / "results" / "load.json").read_text())["benchmark"] == "load"
-    assert Library(root).of("load") and os.path.isdir(root)
+    line = tables.loads(Library(root), str)[2]
+    assert line == "| [demo-cpu](bench/results/load.json) | h200 | 16 | 4 | 8,190 | 204.8 | 5 | 5.0 |"
+    assert tables.loads(Library(samples.ROOT), str)[0].startswith("| configuration |")

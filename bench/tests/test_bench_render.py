@@ -87,15 +87,32 @@ def test_parts_of_a_result_stay_apart(library: Library) -> None:
     assert cells["configured admission, tokens"] == ["300,000"] * 3
     assert cells["KV capacity as the server reports it, tokens"] == ["100,000", "400,000", "500,000"]
     assert cells["longest prompt exercised, tokens"] == ["250,000"] * 3
+    assert cells["longest uncached prompt timed, tokens"] == ["250,000"] * 3
     assert cells["its prompt over that time, client, tokens/s"] == ["5,000"] * 3
     assert cells["prompt tokens/s in the server's log"] == ["3,000.0"] * 3
     assert cells["its prefix-cache hits, server"] == ["0%"] * 3
+    assert cells["prefix-cache hits of a prompt sent again, server"] == ["99%"] * 3
     assert cells["decode 1x, client, tokens/s"] == ["120.0", "90.0", "80.0"]
     assert cells["decode 4x, client, tokens/s"] == ["240.0", "180.0", "160.0"]
     assert cells["power while decoding 4x, NVML, W"] == ["412"] * 3
     assert cells["decode 1x that the planner expects, tokens/s"] == ["99.0"] * 3
     first = "| the original system, 300k | the original system, 512k | [h200-resident](bench/results/serving_0.json)"
     assert first in lines[0] and "| 378,490 | 901,924 |" in "\n".join(lines)
+
+
+def test_what_a_cpu_served_stands_in_a_table_of_its_own(tmp_path: Path) -> None:
+    document = samples.served("demo-cpu", (2, 3), 55.5)
+    document["provenance"]["hardware"] = samples.HARDWARE | {"gpu": None, "cores": 2}
+    document["exercised"]["longest_prompt_tokens"] = 300000
+    for each in document["phases"].values():
+        each["gpu"] = None
+    library = samples.checkout(tmp_path, document)
+    assert tables.profiles(library, str)[-1] == "Ours: Not measured yet."
+    lines = tables.demo(library, str)
+    assert lines[0].endswith("| [demo-cpu](bench/results/serving_0.json) |")
+    assert "| decode 1x, client, tokens/s | 55.5 |" in lines and not any("NVML" in line for line in lines)
+    assert "| longest prompt exercised, tokens | 300,000 |" in lines
+    assert "| longest uncached prompt timed, tokens | 250,000 |" in lines
 
 
 def test_where_nothing_was_measured_the_text_says_so(tmp_path: Path) -> None:
