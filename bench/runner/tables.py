@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import facts
 
-from moet_w2.planner.reported import PROFILES
 from moet_w2.recipe import Recipe
 
 from . import boxes, plots, served
 from .library import RESULTS, Library, Result
-from .served import Served
-
-NOT_MEASURED, _UNKNOWN = "Not measured yet.", "not measured"
-_SEED_LOGGER = {"300k": 24_998.6, "512k": 49_974.3}
-"""Prompt tokens a second as the original system's server logged them; planner/reported.py holds its other figures."""
-
-Link = Callable[[Path], str]
-"""How the document at hand writes a path of the checkout."""
-Table = Callable[[Library, Link], list[str]]
-
-
-def profiles(library: Library, link: Link) -> list[str]:
-    """Configurations served on a GPU beside the figures of the original system."""
-    found = [one for one in served.all_of(library.of("serving")) if one.result.hardware["gpu"]]
-    columns = [_seed(profile) for profile in PROFILES] + [_profile(one, library, link) for one in found]
-    names = list(columns[-1])
-    if not found:
-        names = list(columns[0])
-    lines = grid(names[0], [column[names[0]] for column in columns])
-    lines += _rows(names[1:], columns)
-    return lines if found else [*lines, "", f"Ours: {NOT_MEASURED}"]
-
-
-def demo(library: Library, link: Link) -> list[str]:
-    """Configurations served on a CPU: of the tiny checkpoint, which is another model."""
-    found = [one for one in served.all_of(library.of("serving")) if not one.result.hardware["gpu"]]
-    columns = [_profile(one, library, link) for one in found]
-    if not columns:
-        return [NOT_MEASURED]
-    names = [name for name in columns[0] if not all(column[name] in ("", _UNKNOWN) for column in columns)]
-    return [*grid("", [column[""] for column in columns]), *_rows(names[1:] if names[0] == "" else names, columns)]
-
-
-def _rows(names: Sequence[str], columns: Sequence[dict[str, str]]) -> list[str]:
-    return [row([name, *(column.get(name, "") for column in columns)]) for name in names]
+from .markdown import NOT_MEASURED, Link, Table, grid, machine, number, row
+from .profile_tables import demo, profiles
 
 
 def peers(library: Library, link: Link) -> list[str]:
     """Whole steps of a few layers of real widths: stock, ours and llama.cpp, resident and in host memory."""
     lines: list[str] = []
+    seen: set[str] = set()
     for result in library.of("decode_rate"):
-        layers, machine = result.document["layers"], _machine(result, library)
+        layers, where = result.document["layers"], machine(result, library)
         beside = [
             other
             for other in library.of("llama_rate")
-            if other.document["layers"] == layers and _machine(other, library) == machine
+            if other.document["layers"] == layers and machine(other, library) == where
         ]
-        lines += [*_peers(result, beside, f"{layers} layers, {machine}", link), ""]
-    return lines[:-1] if lines else [NOT_MEASURED]
+        lines += [*_peers(result, beside, f"{layers} layers, {where}", link), ""]
+        seen |= set(result.document["sides"]) | {name for other in beside for name in other.document["sides"]}
+    if not lines:
+        return [NOT_MEASURED]
+    wanted = {
+        "stock with its experts offloaded": any("offloaded" in name for name in seen),
+        "ours mapped": any(name.endswith("-mapped") and name != "ours-0-mapped" for name in seen),
+        "llama.cpp": any(name.startswith("llama") for name in seen),
+    }
+    missing = ", ".join(what for what, there in wanted.items() if not there)
+    return [*lines, f"{missing}: {NOT_MEASURED.lower()}"] if missing else lines[:-1]
 
 
 def _peers(result: Result, beside: list[Result], words: str, link: Link) -> list[str]:
@@ -78,16 +53,7 @@ def _peers(result: Result, beside: list[Result], words: str, link: Link) -> list
             found = side["requests"].get(count, {}).get("decode_tokens_per_s")
             cells += ["", ""] if found is None else [f"{found:,.1f}", f"{found / base['decode_tokens_per_s']:.2f}"]
         lines.append(row([_side(name), *cells]))
-    missing = [
-        what
-        for what, there in {
-            "stock with its experts offloaded": any("offloaded" in name for name in sides),
-            "ours mapped": any(name.endswith("-mapped") and name != "ours-0-mapped" for name in sides),
-            "llama.cpp": bool(beside),
-        }.items()
-        if not there
-    ]
-    return lines if not missing else [*lines, "", f"{', '.join(missing)}: {NOT_MEASURED.lower()}"]
+    return lines
 
 
 def startup(library: Library, link: Link) -> list[str]:
@@ -111,7 +77,7 @@ def loads(library: Library, link: Link) -> list[str]:
     lines = grid("configuration", [*heads, "TTFT p99, ms", "TPOT median, ms"])
     for result in found:
         given, counts, times = result.document, result.document["counts"], result.document["client_milliseconds"]
-        cells = [f"[{given['configuration']}]({link(result.path)})", _machine(result, library)]
+        cells = [f"[{given['configuration']}]({link(result.path)})", machine(result, library)]
         cells += [str(counts["completed"]), str(given["asked"]["concurrency"]), f"{counts['total_input_tokens']:,}"]
         cells += [number(given["client"]["output_throughput"]), number(times["ttft"]["p99"], ",.0f")]
         lines.append(row([*cells, number(times["tpot"]["median"])]))
@@ -126,7 +92,7 @@ def results(library: Library, link: Link) -> list[str]:
         script = next((word for word in given["command"].split() if word.endswith(".py")), given["command"])
         tree = "uncommitted changes" if given["dirty"] else "clean"
         words = [f"[{result.path.name}]({link(result.path)})", f"`{script}`"]
-        words += [_machine(result, library), f"`{given['commit'][:10]}`", tree]
+        words += [machine(result, library), f"`{given['commit'][:10]}`", tree]
         fits = document.get(facts.DIGEST) == facts.digest(document)
         lines.append(row([*words, "none" if facts.DIGEST not in document else "fits" if fits else "does not fit"]))
     return lines
@@ -182,90 +148,9 @@ TABLES: dict[str, Table] = {
 """By the name that stands in a document's markers."""
 
 
-def row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
-
-
-def grid(first: str, rest: Sequence[str]) -> list[str]:
-    """The two lines that a table begins with."""
-    return [row([first, *rest]), row(["---"] * (len(rest) + 1))]
-
-
-def number(value: float | None, form: str = ",.1f") -> str:
-    return _UNKNOWN if value is None else f"{value:{form}}"
-
-
-def _machine(result: Result, library: Library) -> str:
-    box = boxes.of(result.hardware, library.boxes)
-    return box.name if box else result.hardware["gpu"] or result.hardware["cpu"]
-
-
 def _side(name: str) -> str:
     who, _, how = name.partition("-")
     layers = how.partition("-")[0]
     experts = {"ours": "ours", "stock": "stock MXFP4", "llama": "llama.cpp, MXFP4"}[who]
     where = {"ours": "mapped", "stock": "offloaded by UVA", "llama": "computed by the CPU"}[who]
     return f"{experts}, in VRAM" if layers in ("", "0") else f"{experts}, {layers} layers {where}"
-
-
-def _seed(profile: Any) -> dict[str, str]:
-    tokens, seconds = profile.prefill
-    return {
-        "": f"the original system, {profile.name}",
-        "machine": "RTX PRO 6000",
-        "weights": "DeepSeek-V4-Flash-0731",
-        "mapped layers": str(len(profile.mapped)),
-        "configured admission, tokens": f"{profile.settings.context:,}",
-        "KV capacity as the server reports it, tokens": f"{profile.kv_tokens:,}",
-        "longest prompt exercised, tokens": f"{tokens:,}",
-        "longest uncached prompt timed, tokens": f"{tokens:,}",
-        "its time to first token, client, s": f"{seconds:,.1f}",
-        "its prompt over that time, client, tokens/s": f"{tokens / seconds:,.0f}",
-        "prompt tokens/s in the server's log": f"{_SEED_LOGGER[profile.name]:,.1f}",
-        "its prefix-cache hits, server": "0%",
-        "decode 1x, client, tokens/s": f"{profile.decode[1]:,.1f}",
-        "decode 4x, client, tokens/s": f"{profile.decode[4]:,.1f}",
-    }
-
-
-def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
-    document, prefill = one.document, one.longest_prefill()
-    single, several = one.decode(1), one.decode(4)
-    speculation = (single or {}).get("speculation", {})
-    planned = document.get("prediction", {})
-    rates = planned.get("decode_tokens_per_s", {})
-    client = prefill["client"] if prefill else {}
-    logged = prefill["logger"]["prompt_tokens_per_s"] if prefill else []
-    return {
-        "": f"[{one.name}]({link(one.result.path)})",
-        "machine": _machine(one.result, library),
-        "weights": "made up" if document["synthetic"] else "of the checkpoint",
-        "mapped layers": str(one.mapped),
-        "configured admission, tokens": f"{document['configured']['admission_tokens']:,}",
-        "KV capacity as the server reports it, tokens": number(one.kv_tokens, ","),
-        "longest prompt exercised, tokens": f"{document['exercised']['longest_prompt_tokens']:,}",
-        "longest uncached prompt timed, tokens": number(client.get("prompt_tokens"), ","),
-        "its time to first token, client, s": number(client.get("first_token_seconds")),
-        "its prompt over that time, client, tokens/s": number(client.get("prompt_tokens_per_s"), ",.0f"),
-        "prompt tokens/s in the server's log": number(max(logged, default=None)),
-        "its prefix-cache hits, server": _share(prefill),
-        "prefix-cache hits of a prompt sent again, server": _share(one.repeated()),
-        "decode 1x, client, tokens/s": number(single and single["client"]["decode_tokens_per_s"]),
-        "decode 4x, client, tokens/s": number(several and several["client"]["decode_tokens_per_s"]),
-        "tokens a step and request, 1x, server": number(speculation.get("tokens_per_step"), ".2f"),
-        "power while decoding 4x, NVML, W": number(several and served.gauge(several, "power_watts"), ".0f"),
-        "over PCIe to the GPU meanwhile, NVML, GB/s": number(several and served.gauge(several, "pcie_to_gpu_gb_per_s")),
-        "start to ready, s": number(document["ready_seconds"]),
-        "KV capacity that the planner expects, tokens": _expected(planned.get("kv_tokens"), ",.0f"),
-        "decode 1x that the planner expects, tokens/s": _expected(rates.get("1")),
-        "decode 4x that the planner expects, tokens/s": _expected(rates.get("4")),
-    }
-
-
-def _share(phase: dict[str, Any] | None) -> str:
-    rate = served.prefix_hit_rate(phase) if phase else None
-    return _UNKNOWN if rate is None else f"{rate:.0%}"
-
-
-def _expected(value: float | None, form: str = ",.1f") -> str:
-    return "" if value is None else f"{value:{form}}"

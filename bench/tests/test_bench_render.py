@@ -150,6 +150,8 @@ def test_peers_are_ratios_to_stock(tmp_path: Path) -> None:
 
 def test_llama_cpp_stands_beside_the_same_layers_on_the_same_machine(tmp_path: Path) -> None:
     sides = {"stock": 200.0, "stock-4-offloaded": 50.0, "ours-4-mapped": 120.0}
+    older = samples.checkout(tmp_path / "older", peers({"stock": 200.0}), peers(sides))
+    assert [line for line in tables.peers(older, str) if "not measured" in line] == ["llama.cpp: not measured yet."]
     llama = peers({"llama-0-on-cpu": 100.0, "llama-4-on-cpu": 10.0}) | {"benchmark": "llama_rate"}
     library = samples.checkout(tmp_path, peers(sides), llama, llama | {"layers": 4})
     lines = tables.peers(library, str)
