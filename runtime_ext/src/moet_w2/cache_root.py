@@ -1,9 +1,9 @@
 """CACHE_ROOT: the one folder below which a server keeps what it builds, so that it can be moved, measured and deleted.
 
-    CACHE_ROOT/             default: moet/ in XDG_CACHE_HOME, which is ~/.cache where it is not set
-      jit/triton, ...       what compilers of the stack build at run time
-      planes/               ready planes (MOET_PLANES_CACHE_DIR names another folder)
-      store/                the correction pack (MOET_STORE_DIR names another folder)
+CACHE_ROOT/             default: moet/ in XDG_CACHE_HOME, which is ~/.cache where it is not set
+  jit/triton, ...       what compilers of the stack build at run time
+  planes/               ready planes (MOET_PLANES_CACHE_DIR names another folder)
+  store/                the correction pack (MOET_STORE_DIR names another folder)
 """
 
 from __future__ import annotations

@@ -13,13 +13,11 @@ from pathlib import Path
 from . import checkpoint, config, envs, placement
 from .command import Command
 from .errors import CheckpointError, ConfigError, RecipeError
+from .official import DSPARK_LAYERS
 from .recipe import Recipe
 
 MADE_UP = (config.DUMMY_FORMAT, config.SYNTHETIC_FORMAT)
 """Load formats that read a checkpoint's config.json and nothing else of it."""
-
-DSPARK_LAYERS = 3
-"""Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
 
 
 def check_model_folder(folder: Path) -> None:

@@ -16,7 +16,8 @@ from .shard import PROJECTIONS
 BF16, F32, I32, I8 = "BF16", "F32", "I32", "I8"
 FP8, E8M0 = "F8_E4M3", "F8_E8M0"
 DSPARK_LAYERS = 3
-"""Draft layers of DSpark where config.json does not give ``n_mtp_layers``, in vLLM."""
+"""Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``
+(vllm/models/deepseek_v4/nvidia/dspark.py)."""
 _LEARNED_RATIO = 4
 """Layers that compress by this have an indexer, and compressors of twice the width."""
 

@@ -37,13 +37,11 @@ from .host_memory import HostAllocation
 from .kernels import block_scaled
 from .layer import Shard, W2Layer
 from .metrics import attach as metrics
+from .official import DSPARK_LAYERS
 from .placement import LayerPlan, Placement
 from .topology import Locality
 
 logger = logging.getLogger("vllm.moet_w2")
-
-DSPARK_LAYERS = 3
-"""Draft layers that vLLM builds for DSpark where config.json does not give ``n_mtp_layers``."""
 
 
 class W2Runtime:

@@ -21,9 +21,7 @@ INTERVAL_SECONDS = 10.0
 class PrefillLog:
     """Watches the prompts of a worker."""
 
-    def __init__(
-        self, tell: Callable[[str], None] = logger.info, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, tell: Callable[[str], None] = logger.info, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
         self._base, self._base_computed = clock(), 0
 

@@ -180,6 +180,4 @@ def _anchor(buckets: dict[tuple[int, int | None], list[int]]) -> int:
 
 def _split(block: int, window: int | None, counts: Counter[int], parts: int) -> list[Group]:
     repeats = max(counts.values())
-    return [
-        Group(block, window, tuple(sorted(counts)) * len(range(part, repeats, parts))) for part in range(parts)
-    ]
+    return [Group(block, window, tuple(sorted(counts)) * len(range(part, repeats, parts))) for part in range(parts)]

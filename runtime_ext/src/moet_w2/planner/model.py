@@ -8,9 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..geometry import LayerGeometry
-
-DRAFT_LAYERS = 3
-"""DSpark stages where config.json has no ``n_mtp_layers``: vLLM's models/deepseek_v4/nvidia/dspark.py."""
+from ..official import DSPARK_LAYERS
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def from_config(config: Mapping[str, Any], draft_layers: int | None = None) -> M
         )
     has_draft = bool(config.get("dspark_markov_rank"))
     if draft_layers is None:
-        draft_layers = (config.get("n_mtp_layers") or DRAFT_LAYERS) if has_draft else 0
+        draft_layers = (config.get("n_mtp_layers") or DSPARK_LAYERS) if has_draft else 0
     width = _positive(config, "moe_intermediate_size")
     positions = _positive(config, "max_position_embeddings")
     return Model(
@@ -128,7 +126,7 @@ def from_config(config: Mapping[str, Any], draft_layers: int | None = None) -> M
         compress_ratios=tuple(0 if ratio == 1 else ratio for ratio in ratios[:layers]),
         hash_layers=config.get("num_hash_layers") or 0,
         draft_layers=draft_layers,
-        taps=len(config.get("dspark_target_layer_ids") or (0,) * DRAFT_LAYERS),
+        taps=len(config.get("dspark_target_layer_ids") or (0,) * DSPARK_LAYERS),
         markov_rank=config.get("dspark_markov_rank") or 0,
         vocab=_positive(config, "vocab_size"),
         heads=_positive(config, "num_attention_heads"),

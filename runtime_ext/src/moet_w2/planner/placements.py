@@ -118,9 +118,7 @@ def last(model: Model, count: int) -> tuple[int, ...]:
     return tuple(range(model.layers - count, model.layers))
 
 
-def smallest(
-    model: Model, machine: Machine, settings: Settings, given: Assumptions = DEFAULT
-) -> Placement | None:
+def smallest(model: Model, machine: Machine, settings: Settings, given: Assumptions = DEFAULT) -> Placement | None:
     """The placement with the fewest mapped layers that fits; None where none does."""
     tried = (place(model, machine, settings, last(model, count), given) for count in counts(model, machine))
     return next((found for found in tried if found.status == FITS), None)

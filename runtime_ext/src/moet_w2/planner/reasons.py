@@ -15,9 +15,7 @@ _SHORTEST = 4096
 """A context that is worth proposing."""
 
 
-def of(
-    model: Model, machine: Machine, placements: Sequence[Placement], number: int, given: Assumptions
-) -> list[str]:
+def of(model: Model, machine: Machine, placements: Sequence[Placement], number: int, given: Assumptions) -> list[str]:
     """Why the placement at ``number`` is the one, a line each."""
     chosen = placements[number]
     settings, found = chosen.settings, chosen.memory

@@ -120,8 +120,7 @@ def _machine(machine: Machine) -> str:
     link = "no link" if machine.link_gbs is None else f"link {machine.link_gbs:,.0f} GB/s"
     card = "card: {} as CUDA reports it" if machine.sm else "no card: {}"
     return (
-        f"{card.format(gib(machine.cuda_bytes))}, {machine.hbm_gbs:,.0f} GB/s; {link}; "
-        f"host: {gib(machine.host_bytes)}"
+        f"{card.format(gib(machine.cuda_bytes))}, {machine.hbm_gbs:,.0f} GB/s; {link}; host: {gib(machine.host_bytes)}"
     )
 
 
@@ -201,4 +200,3 @@ def _decode(steps: Any) -> dict[str, Any]:
         }
         for requests, step in steps.items()
     }
-
