@@ -1,5 +1,6 @@
 """From a worker's snapshot to a scrape: files, their age, who is alive, names by Prometheus' rules."""
 
+import inspect
 import json
 import logging
 import multiprocessing
@@ -227,7 +228,8 @@ def unattached(monkeypatch):
     monkeypatch.setattr(collector, "_attached", None)
     monkeypatch.setattr(collector, "REGISTRY", registry)
     monkeypatch.setattr(prometheus, "REGISTRY", registry)
-    monkeypatch.setattr(prometheus, "get_prometheus_registry", prometheus.get_prometheus_registry)
+    # An earlier test of this process may have attached the plugin for good.
+    monkeypatch.setattr(prometheus, "get_prometheus_registry", inspect.unwrap(prometheus.get_prometheus_registry))
     monkeypatch.setattr(folder, "_own", None)
     monkeypatch.delenv(folder.VARIABLE, raising=False)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)

@@ -80,14 +80,19 @@ PROFILES = {
     "h200-300k": BOTH | MADE_UP | {"max_model_len": 300000, "gpu_memory_utilization": 0.6619},
     "h200-512k": BOTH | MADE_UP | {"max_model_len": 524288, "gpu_memory_utilization": 0.669},
     "h200-resident": BOTH | MADE_UP | {"max_model_len": 300000, "gpu_memory_utilization": 0.6981},
+    "h100-128k": BOTH | TEXT | {"max_model_len": 131072, "gpu_memory_utilization": 0.97},
+    "h200-128k": BOTH | MADE_UP | {"max_model_len": 131072, "gpu_memory_utilization": 0.5488},
 }
-"""The profiles of the 96 GB card as they were asked for, written down once more; and the same on one H200."""
+"""The profiles of the 96 GB card as they were asked for, written down once more, and on one H200; an 80 GB card."""
+TWELVE = ",".join(map(str, range(34, 46)))
 LAYERS = {
     "pro6000-300k": ("43,44,45", 5_435_817_984),
     "pro6000-512k": ("42,43,44,45", 7_247_757_312),
     "h200-300k": ("43,44,45", 5_435_817_984),
     "h200-512k": ("42,43,44,45", 7_247_757_312),
     "h200-resident": (None, 0),
+    "h100-128k": (TWELVE, 21_743_271_936),
+    "h200-128k": (TWELVE, 21_743_271_936),
 }
 GPU_ENVIRONMENT = {
     "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",

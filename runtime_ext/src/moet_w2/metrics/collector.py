@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,7 @@ def _join_other_registries(prometheus: Any, collector: Collector) -> None:
 
     original = prometheus.get_prometheus_registry
 
+    @functools.wraps(original)
     def get_prometheus_registry() -> CollectorRegistry:
         registry = original()
         if registry is not REGISTRY:
