@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,10 +33,14 @@ class Behaviour:
     health_calls: int = 0
 
 
+def serve(behaviour: Behaviour, port: int = 0) -> AbstractContextManager[str]:
+    """Run the server on this machine, on a free port unless one is given; gives its base URL."""
+    return listening(type("Handler", (_Handler,), {"behaviour": behaviour}), port)
+
+
 @contextmanager
-def serve(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
-    """Run the server on this machine, on a free port unless one is given; yields its base URL."""
-    handler = type("Handler", (_Handler,), {"behaviour": behaviour})
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """Answer on this machine, on a free port unless one is given; yields the base URL."""
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from fake_server import listening
 
 from validation.core import derived
 
@@ -40,19 +41,9 @@ class Script:
     status: int = 200
 
 
-@contextmanager
-def serving(script: Script) -> Iterator[str]:
-    """Run it; yields its base URL."""
-    handler = type("Handler", (_Handler,), {"script": script})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def serving(script: Script) -> AbstractContextManager[str]:
+    """Run it; gives its base URL."""
+    return listening(type("Handler", (_Handler,), {"script": script}))
 
 
 class _Handler(BaseHTTPRequestHandler):
