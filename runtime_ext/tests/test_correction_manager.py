@@ -161,6 +161,21 @@ def test_a_pack_that_breaks_while_serving_leaves_everybody_on_the_base(tmp_path:
     assert caplog.text.count("2 experts stay on their base") == 1
 
 
+@pytest.mark.parametrize("where", ["read", "fill"])
+def test_a_slot_outlives_whatever_ends_a_pass(tmp_path: Path, monkeypatch, where) -> None:
+    """A row that is computed on the GPU, or copied there, can fail with more than an OSError."""
+    manager, pool = manage(tmp_path, 1)
+    before = pool.free_slots()
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory for a row")
+
+    monkeypatch.setattr(manager.pack if where == "read" else pool.transfer, where, fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        manager.run_pass(window(l0e1=1000))
+    assert pool.free_slots() == before == 1
+
+
 def test_a_row_that_could_not_be_read_is_asked_for_again_a_minute_later(tmp_path: Path) -> None:
     manager, pool = manage(tmp_path, 1)
     path = manager.pack.directory / PACK

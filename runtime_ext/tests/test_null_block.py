@@ -69,6 +69,14 @@ def test_caches_made_in_inference_mode_are_cleared_too() -> None:
     assert not one.caches[0][:1].any()
 
 
+def test_a_view_that_spans_other_layers_pages_loses_its_first_block_alone() -> None:
+    one = worker()()
+    odd = torch.ones(BLOCKS * 3 - 2, 4)
+    one.vllm_config.compilation_config.static_forward_context["spanning"] = SimpleNamespace(kv_cache=odd)
+    null_block.clear(one)
+    assert not odd[0].any() and odd[1:].all()
+
+
 def test_another_worker_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="has no compile_or_warm_up_model"):
         null_block.attach(type("Worker", (), {}))

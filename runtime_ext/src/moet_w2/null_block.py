@@ -39,8 +39,10 @@ def clear(worker: Any) -> None:
     blocks = worker.cache_config.num_gpu_blocks
     for layer in worker.vllm_config.compilation_config.static_forward_context.values():
         for cache in tensors(getattr(layer, "kv_cache", None)):
-            # A block of the cache's may be several of the kernel's.
-            cache[: max(1, cache.shape[0] // blocks) if blocks else 1].zero_()
+            # A block of the cache's may be several of the kernel's; where layers share a page, a layer's view spans
+            # those of the others and is no such multiple.
+            count, rest = divmod(cache.shape[0], blocks) if blocks else (1, 0)
+            cache[: max(1, count) if rest == 0 else 1].zero_()
 
 
 def tensors(cache: Any) -> list[torch.Tensor]:

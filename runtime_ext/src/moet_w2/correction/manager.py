@@ -206,13 +206,15 @@ class Manager:
             sent.wait()
             try:
                 self.pack.read(*expert, staging)
-            except OSError as error:
+                copied = self.pool.transfer.fill(self.pool.rows[slot], staging, free)
+            except Exception as error:
+                self.pool.give_back(slot, free)  # whatever happened, or the pool would be one slot smaller for good
+                if not isinstance(error, OSError):
+                    raise
                 self._totals.read_errors += 1
                 self._retry_at[expert] = self._clock() + _RETRY_SECONDS
-                self.pool.give_back(slot, free)
                 failures.append(error)
                 continue
-            copied = self.pool.transfer.fill(self.pool.rows[slot], staging, free)
             self._staging.rotate(-1)
             self._staging[-1] = (staging, copied)
             self.pool.enter(expert, slot, copied)
