@@ -160,3 +160,9 @@ def test_an_index_that_leaves_the_folder(folder: Path) -> None:
     index["weight_map"]["layers.0.ffn.experts.0.w1.weight"] = "../model-00001-of-00002.safetensors"
     path.write_text(json.dumps(index))
     refuse(folder, "leaves the checkpoint's folder")
+
+
+def test_an_index_that_names_no_files_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
+    with pytest.raises(CheckpointError, match="places a in 5, which names no file"):
+        checkpoint.inspect(folder)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from moet_w2.geometry import LayerGeometry
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 GEOMETRY = LayerGeometry(64, 256, 128)
+PYTHON = sys.executable
 
 
 class Started(Exception):
@@ -48,6 +50,7 @@ def launch(tmp_path, monkeypatch, capsys):
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (model / checkpoint.INDEX).write_text('{"weight_map": {}}')
+    (model / "tokenizer.json").write_text('{"model": {}}')
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "vllm").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
@@ -237,6 +240,26 @@ def test_open_host_without_a_key_is_noted(launch, monkeypatch):
 def test_stock_starts_without_w2(launch):
     _, argv, env = launch("--stock").started[0]
     assert "moet_w2" not in argv and env["VLLM_MOE_W2"] == "0"
+
+
+@pytest.mark.parametrize("text, named", [(None, "missing"), ("x", "cannot be read as JSON"), ("{}", "has no model")])
+def test_refuses_a_checkpoint_without_a_tokenizer(launch, tmp_path, text, named):
+    path = tmp_path / "models" / "tiny" / "tokenizer.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    refused(launch(), "tokenizer.json", named)
+
+
+def test_the_audit_of_a_running_server_is_not_taken_away(launch, tmp_path):
+    audit = tmp_path / ".native" / "run" / "tiny" / "audit.json"
+    audit.parent.mkdir(parents=True)
+    with subprocess.Popen([PYTHON, "-c", "input()", "vllm"], stdin=subprocess.PIPE) as running:
+        audit.write_text(json.dumps({"pid": running.pid}))
+        refused(launch(), f"is that of a running server (process {running.pid})", "W2_AUDIT_PATH")
+        assert audit.exists()
+        running.kill()
+    assert launch().started and not audit.exists()
 
 
 def test_old_audit_is_taken_away(launch, tmp_path):

@@ -8,6 +8,7 @@ Every rank holds the same layers in the same places, and the same share of each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,24 @@ def remove(path: Path) -> None:
     for left in (path, *path.parent.glob(f"{path.stem}.rank-*{path.suffix}")):
         left.unlink(missing_ok=True)
         left.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
+
+
+def owner(path: Path) -> int | None:
+    """Process of the server that wrote an audit, where that still runs.
+
+    Args:
+        path: file of rank 0.
+
+    Returns:
+        its process id, or None where there is no audit, or its server is gone.
+    """
+    try:
+        pid = int(json.loads(path.read_text())["pid"])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    # Numbers are given again to other programs.
+    return pid if b"vllm" in command.lower() else None
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:

@@ -94,6 +94,17 @@ def describe(path: str | Path) -> CheckpointReport:
     return CheckpointReport(folder, config["num_hidden_layers"], 0, geometry, 0, 0)
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a checkpoint whose tokenizer would end a server long after its start began.
+
+    Raises:
+        CheckpointError: tokenizer.json is missing, or is not the tokenizers library's.
+    """
+    path = folder / "tokenizer.json"
+    if not isinstance(_read_json(path).get("model"), dict):
+        raise CheckpointError(f"{path}: has no model, so it is no tokenizer; download it again")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a DeepSeek-V4 checkpoint with MXFP4 experts.
 
@@ -133,6 +144,11 @@ def _read_entries(folder: Path) -> dict[str, _Entry]:
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX}: no weight_map; download the checkpoint again")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(
+                f"{folder / INDEX}: places {name} in {shard!r}, which names no file; download it again"
+            )
     entries: dict[str, _Entry] = {}
     for shard in sorted(set(weight_map.values())):
         for name, entry in _read_shard(folder, shard):

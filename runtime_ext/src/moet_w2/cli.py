@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_checkpoint(args: argparse.Namespace) -> int:
     report = checkpoint.inspect(args.path)
+    checkpoint.check_tokenizer(report.path)
     geometry = report.geometry
     if args.json:
         facts = {

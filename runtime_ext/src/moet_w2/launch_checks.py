@@ -54,6 +54,8 @@ def check_checkpoint(recipe: Recipe, rendered: Command, environ: Mapping[str, st
             f"{recipe.file}: expect.w2_layers = {recipe.expect.w2_layers}, but {report.path} has "
             f"{report.target_layers} target layers and {drafts} draft layers that this recipe serves"
         )
+    if "--skip-tokenizer-init" not in rendered.argv:
+        checkpoint.check_tokenizer(rendered.model_path)
     return report
 
 

@@ -122,6 +122,10 @@ def _prepare_folder(folder: Path) -> None:
 
 def _prepare_audit(path: Path) -> None:
     """Prove that the audit can be written, and take away an old one that could pass for the new."""
+    if (running := audit_ranks.owner(path)) is not None:
+        raise ConfigError(
+            f"audit {path} is that of a running server (process {running}); stop it, or set W2_AUDIT_PATH for this one"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
