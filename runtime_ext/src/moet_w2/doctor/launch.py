@@ -28,7 +28,10 @@ def check_refusals(subject: Subject) -> Iterator[Check]:
     for refusal in found:
         yield fail("option", refusal.value, refusal.remedy)
     if not found:
-        yield ok("options", f"none of the {len(refusals.RULES)} that are refused")
+        yield ok(
+            "options",
+            f"none of the {len(refusals.RULES)} that cannot be served with; names and values are vLLM's to judge",
+        )
 
 
 def check_settings(subject: Subject) -> Check:
