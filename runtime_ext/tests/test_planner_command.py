@@ -1,16 +1,19 @@
 """``moet plan``: what it prints, what it reads, what it refuses."""
 
+import argparse
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from planner_support import RECIPES, ROOT
 
 from moet_w2 import cli, recipe
 from moet_w2.errors import MoetError, RecipeError
-from moet_w2.planner import measure, predict
+from moet_w2.planner import commands, measure, predict
+from moet_w2.planner.options import Number
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +122,69 @@ def test_the_comparison(capsys):
 def test_bad_options_are_one_line(capsys, options, named):
     code, printed = run(capsys, *options)
     assert code == 2 and named in printed.err and printed.err.count("\n") == 1
+
+
+NUMBERS = {
+    "vram-gib": ("-5", "0", "1e-9", "1e30"),
+    "cuda-gib": ("-5", "0", "1e30"),
+    "host-gib": ("-1", "0", "1e30"),
+    "hbm-gbs": ("-1", "0", "1e-320", "1e30"),
+    "pcie-gbs": ("-1", "1e-320", "1e30"),
+    "sm": ("0", "-1", "90", "120", "12.0"),
+    "context": ("0", "-1", "1e5", "99999999999"),
+    "utilization": ("0", "-1", "1e-300", "1.01"),
+    "seqs": ("0", "-1", "1.5", "99999999999"),
+    "batched": ("0", "-1", "99999999999"),
+    "speculative": ("-1", "99999999999"),
+    "correction-gib": ("-1", "1e30"),
+    "tokens-per-step": ("0.9", "-1", "1e12"),
+    "correction-hits": ("-0.1", "1.1"),
+    "decode-context": ("-1", "99999999999"),
+    "others": ("-0.1", "1.1"),
+    "runtime-gib": ("-1", "1e30"),
+}
+"""Options that take a number, each with numbers that it does not take."""
+
+
+@pytest.mark.parametrize(
+    ("option", "typed"),
+    [(option, typed) for option, some in NUMBERS.items() for typed in (*some, "nan", "inf", "-inf", "", "x\ny")],
+)
+def test_a_number_that_makes_no_plan_is_one_line(capsys, option, typed):
+    code, printed = run(capsys, f"--{option}={typed}")
+    said = rf"moet: error: --{option} is {re.escape(repr(typed))}; give a (whole )?number from \S+ to \d+(, or 0)?\n"
+    assert code == 2 and not printed.out and re.fullmatch(said, printed.err)
+
+
+@pytest.mark.parametrize("mode", ["--json", "--cards", "--compare", "--measure", "--recipe=/nowhere.yaml"])
+def test_numbers_are_looked_at_first(capsys, mode):
+    code, printed = run(capsys, mode, "--vram-gib", "48", "--hbm-gbs", "inf")
+    assert code == 2 and not printed.out and "--hbm-gbs is 'inf'; give a number from 0.1 to 100000\n" in printed.err
+
+
+def plan_actions():
+    """The options of ``moet plan`` that have a type."""
+    found = argparse.ArgumentParser().add_subparsers()
+    commands.add_parser(found)
+    return [action for action in found.choices["plan"]._actions if action.type not in (None, Path)]
+
+
+def test_every_number_has_a_range():
+    assert {action.option_strings[0] for action in plan_actions()} == {f"--{option}" for option in NUMBERS}
+    assert all(isinstance(action.type, Number) for action in plan_actions())
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+@pytest.mark.parametrize("option", NUMBERS)
+def test_both_ends_of_a_range_make_a_plan(capsys, option, end):
+    action = next(each for each in plan_actions() if f"--{option}" in each.option_strings)
+    for others in ((), ("--vram-gib", "48", "--hbm-gbs", "100000")):
+        code, printed = run(capsys, *others, f"--{option}={getattr(action.type, end)}")
+        assert code in (0, 1) and not printed.err and not re.search(r"\b(nan|inf)\b", printed.out)
+
+
+def test_no_link_is_zero(capsys):
+    assert json.loads(run(capsys, "--json", "--pcie-gbs", "0")[1].out)["machine"]["link_gbs"] is None
 
 
 def test_a_folder_with_another_model_is_refused(tmp_path, capsys):

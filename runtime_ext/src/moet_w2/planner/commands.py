@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, RecipeError
-from . import cards, choose, predict, report, reported
+from . import cards, choose, options, predict, report, reported
 from .machine import GIB, Machine, card
 from .model import FLASH, Model, from_config
 from .placements import DEFAULT, Assumptions
@@ -29,25 +29,35 @@ def add_parser(commands: Any) -> None:
     source.add_argument("--recipe", type=Path, metavar="FILE", help="predict the placement of this recipe")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--measure", action="store_true", help="take sizes and read rates from this machine")
-    machine.add_argument("--vram-gib", type=float, metavar="N", help="the card as sold (96); CUDA sees 98.9%% of it")
-    machine.add_argument("--cuda-gib", type=float, metavar="N", help="the card's total as CUDA reports it")
-    machine.add_argument("--host-gib", type=float, metavar="N", help="host memory (128)")
-    machine.add_argument("--hbm-gbs", type=float, metavar="N", help="read rate of device memory, GB/s (1790)")
-    machine.add_argument("--pcie-gbs", type=float, metavar="N", help="read rate of mapped memory (51); 0: no link")
-    machine.add_argument("--sm", type=int, metavar="N", help="major compute capability (12)")
+    machine.add_argument(
+        "--vram-gib", type=options.GIBS, metavar="N", help="the card as sold (96); CUDA sees 98.9%% of it"
+    )
+    machine.add_argument("--cuda-gib", type=options.GIBS, metavar="N", help="the card's total as CUDA reports it")
+    machine.add_argument("--host-gib", type=options.GIBS, metavar="N", help="host memory (128)")
+    machine.add_argument("--hbm-gbs", type=options.RATE, metavar="N", help="read rate of device memory, GB/s (1790)")
+    machine.add_argument(
+        "--pcie-gbs", type=options.LINK, metavar="N", help="read rate of mapped memory (51); 0: no link"
+    )
+    machine.add_argument("--sm", type=options.MAJOR, metavar="N", help="major compute capability (12)")
     serving = parser.add_argument_group("serving")
-    serving.add_argument("--context", type=int, metavar="N", help="max-model-len (300000)")
-    serving.add_argument("--utilization", type=float, metavar="X", help="gpu-memory-utilization (0.974)")
-    serving.add_argument("--seqs", type=int, metavar="N", help="max-num-seqs (4)")
-    serving.add_argument("--batched", type=int, metavar="N", help="max-num-batched-tokens (2048)")
-    serving.add_argument("--speculative", type=int, metavar="N", help="draft tokens, 0 for none (4)")
-    serving.add_argument("--correction-gib", type=float, metavar="N", help="FP4 correction pool (6)")
+    serving.add_argument("--context", type=options.TOKENS, metavar="N", help="max-model-len (300000)")
+    serving.add_argument("--utilization", type=options.UTILIZATION, metavar="X", help="gpu-memory-utilization (0.974)")
+    serving.add_argument("--seqs", type=options.SEQS, metavar="N", help="max-num-seqs (4)")
+    serving.add_argument("--batched", type=options.TOKENS, metavar="N", help="max-num-batched-tokens (2048)")
+    serving.add_argument("--speculative", type=options.DRAFTS, metavar="N", help="draft tokens, 0 for none (4)")
+    serving.add_argument("--correction-gib", type=options.PARTS, metavar="N", help="FP4 correction pool (6)")
     taken = parser.add_argument_group("assumptions")
-    taken.add_argument("--tokens-per-step", type=float, metavar="X", help="1 + accepted draft tokens (2.9)")
-    taken.add_argument("--correction-hits", type=float, metavar="X", help="share of routings that find FP4")
-    taken.add_argument("--decode-context", type=int, metavar="N", help="tokens behind a request that decodes (2048)")
-    taken.add_argument("--others", type=float, metavar="X", help="of the context, held by the other requests (0.5)")
-    taken.add_argument("--runtime-gib", type=float, metavar="X", help="CUDA context, graphs and step peak (0.92)")
+    taken.add_argument("--tokens-per-step", type=options.STEP, metavar="X", help="1 + accepted draft tokens (2.9)")
+    taken.add_argument("--correction-hits", type=options.SHARE, metavar="X", help="share of routings that find FP4")
+    taken.add_argument(
+        "--decode-context", type=options.HELD, metavar="N", help="tokens behind a request that decodes (2048)"
+    )
+    taken.add_argument(
+        "--others", type=options.SHARE, metavar="X", help="of the context, held by the other requests (0.5)"
+    )
+    taken.add_argument(
+        "--runtime-gib", type=options.PARTS, metavar="X", help="CUDA context, graphs and step peak (0.92)"
+    )
     parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
     parser.add_argument("--cards", action="store_true", help="a table of cards and contexts instead of one plan")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -60,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoetError: an option, the recipe or config.json cannot be used.
     """
+    options.check(args)
     if args.compare:
         rows = reported.compare()
         print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
