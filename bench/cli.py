@@ -12,11 +12,17 @@ Exit codes: 0 all well, 1 a check failed or a benchmark did, 2 bad usage or bad 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+if __name__ == "__main__" and importlib.util.find_spec("moet_w2") is None:
+    remedy = ".native/venv-cpu/bin/python bench/cli.py ... (make setup)"
+    print(f"bench/cli.py needs this distribution's environment: {remedy}", file=sys.stderr)
+    sys.exit(2)
 
 import facts
 from runner import boxes, compare, lint, load, render, tables

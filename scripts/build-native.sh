@@ -8,7 +8,7 @@
 #   cuda-native  the pinned source archive, patched and compiled by the pinned CUDA compiler
 #   --check      report whether it is there, or what is missing, and build nothing
 #
-# Exit status: 0 done, 1 failed, 2 usage, 3 something that the variant needs is missing on this machine.
+# Exit status: 0 done, 1 failed, 2 usage, 3 something that the variant needs is missing on this machine, 130 interrupted.
 # Downloads are kept in ${XDG_CACHE_HOME:-~/.cache}/moet/downloads; run it again after an interruption.
 set -euo pipefail
 # shellcheck source=scripts/lib/common.sh

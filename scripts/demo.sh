@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Starts the real server on the tiny checkpoint, validates it, prints what it did, and stops it.
+#   scripts/demo.sh [--help]
 # PORT chooses a port; otherwise a free one is taken.
-# Exit status: 0 only when the server became ready on Model Runner V2, every check holds, and it stopped clean.
+# Exit status: 0 only when the server became ready on Model Runner V2, every check holds, and it stopped clean; 2 bad input.
 set -euo pipefail
 # shellcheck source=scripts/lib/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
@@ -20,6 +21,13 @@ with socket.create_server(("127.0.0.1", 0)) as probe:
 
 main() {
   local env
+  case "${1:-}" in
+    -h | --help)
+      usage
+      return
+      ;;
+  esac
+  (($# == 0)) || die 2 "it takes no arguments, got: $*; options of the server go to scripts/serve-demo.sh"
   env="$(serving_env cpu)"
   PORT="${PORT:-$(free_port "$env")}"
   export PORT

@@ -20,7 +20,7 @@ LOG="$RUN_DIR/server.log"
 STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
 
 start() {
-  local env="$1" url pid seconds
+  local env="$1" url pid seconds status=0
   shift
   if [[ -f "$PID_FILE" ]] && is_server "$(<"$PID_FILE")"; then
     die 1 "a server already runs here (process $(<"$PID_FILE")); stop it with scripts/serve-demo.sh --stop"
@@ -32,8 +32,10 @@ start() {
   pid=$!
   printf '%s\n' "$pid" >"$PID_FILE"
   trap 'stop "$env" || true' EXIT
-  if ! seconds="$(PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready \
-    --base-url "$url" --timeout "${MOET_READY_SECONDS:-300}" --pid "$pid")"; then
+  seconds="$(PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready \
+    --base-url "$url" --timeout "${MOET_READY_SECONDS:-300}" --pid "$pid")" || status=$?
+  ((status != 130)) || exit 130 # interrupted, and said so
+  if ((status != 0)); then
     # An error of ours is one line somewhere in a worker's traceback; without one, the end of the log must do.
     grep -oE 'moet_w2\.errors\.[A-Za-z]+: .*' "$LOG" | tail -n 1 >&2 || tail -n 25 "$LOG" >&2
     die 1 "the server did not become ready; all of its log: $LOG"

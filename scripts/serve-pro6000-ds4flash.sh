@@ -40,8 +40,13 @@ main() {
       --profile=*) profile="${1#*=}" ;;
       --recipe | --recipe=*) die 2 "$1 is not for this script: choose a --profile, or call \`moet serve\` itself" ;;
       -h | --help)
-        awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
+        usage
         printf '\n'
+        # Without an environment there is no `moet serve` to ask; that is no error of who asks for help.
+        (serving_env cuda >/dev/null 2>&1) || {
+          printf '%s\n' "The options of \`moet serve\` are shown here once there is an environment: ${SETUP[cuda]}"
+          return
+        }
         rest=(--help)
         break
         ;;
@@ -50,7 +55,7 @@ main() {
     shift
   done
   recipe="$(recipe_of "$profile")"
-  env="$(serving_env cuda)"
+  env="$(serving_env cuda)" || exit 2
   exec "$env/bin/moet" serve --recipe "$recipe" "${rest[@]}"
 }
 

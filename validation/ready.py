@@ -75,6 +75,9 @@ def main() -> int:
     except NotReady as error:
         print(f"ready: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("ready: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if __name__ == "__main__":
+    from validation.core import installed
+
+    installed.require("validation/run_agentic.py")
 
 from validation.core import command
 from validation.suites.agentic import Agentic

@@ -11,8 +11,12 @@ from pathlib import Path
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if __name__ == "__main__":
+    from validation.core import installed
 
-from validation.core import command
+    installed.require("validation/run_all.py")
+
+from validation.core import casefile, command
 from validation.local import ROOT
 from validation.suites.agentic import Agentic
 from validation.suites.decode import Decode
@@ -30,7 +34,11 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> int:
     """The command; ``root`` is the checkout whose note of what was served last is read."""
     given = sys.argv[1:] if words is None else words
     if named := [flag for flag in ONE_RUN if any(word.partition("=")[0] == flag for word in given)]:
-        print(f"all: error: {named[0]} is of one run; use that suite's own command", file=sys.stderr)
+        print(f"run_all.py: error: {named[0]} is of one run; use that suite's own command", file=sys.stderr)
+        return 2
+    args = command.parser_of("run_all.py", (__doc__ or "").partition("\n")[0]).parse_args(given)
+    if not any(casefile.locate(suite.name, args.cases).is_file() for suite in SUITES):
+        print(f"run_all.py: error: no suite has cases {args.cases!r}; name {' or '.join(_sets())}", file=sys.stderr)
         return 2
     codes: dict[str, int] = {}
     for suite in SUITES:
@@ -40,9 +48,16 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> int:
         print(f"   {time.monotonic() - start:.1f} s", flush=True)
         if codes[suite.name] == 130:
             break
-    words_of = {0: "passed", 1: "FAILED", 2: "not run", 130: "interrupted"}
+    done = "listed" if args.list else "would be asked" if args.dry_run else "passed"
+    words_of = {0: done, 1: "FAILED", 2: "not run", 130: "interrupted"}
     print("== " + ", ".join(f"{name} {words_of[code]}" for name, code in codes.items()))
     return max(codes.values())
+
+
+def _sets() -> list[str]:
+    """The case sets that every suite has, and what else --cases takes."""
+    names = [{path.stem for path in (casefile.CASES / suite.name).glob("*.yaml")} for suite in SUITES]
+    return [*sorted(set.intersection(*names)), "a .yaml file that is there"]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if __name__ == "__main__":
+    from validation.core import installed
+
+    installed.require("validation/run_dsml.py")
 
 from validation import dsml_cases
 

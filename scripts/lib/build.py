@@ -2,12 +2,13 @@
 
 Variants: cpu, cuda (the pinned wheel, patched and repacked, in an environment with the extension) and
 cuda-native (the pinned source archive, patched and compiled for the pinned architecture).
-Exit status: 0 done, 1 failed, 2 usage, 3 something that the variant needs is missing here.
+Exit status: 0 done, 1 failed, 2 usage, 3 something that the variant needs is missing here, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import platform
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import container_lint
 import fetch
@@ -25,7 +27,7 @@ import native_build
 import pins as pin_table
 import venvs
 import wheels
-from build_errors import FAILED, MISSING, OK, BuildError
+from build_errors import FAILED, INTERRUPTED, MISSING, OK, BuildError
 
 NATIVE = pin_table.ROOT / ".native"
 
@@ -33,14 +35,25 @@ NATIVE = pin_table.ROOT / ".native"
 @contextmanager
 def exclusive(native: Path, variant: str) -> Iterator[None]:
     """One build of a variant at a time in a tree. Waits for another one, saying so."""
-    native.mkdir(parents=True, exist_ok=True)
-    with (native / f"build-{variant}.lock").open("w") as file:
+    with _lock_file(native, variant) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"build: waiting for another {variant} build in this tree", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _lock_file(native: Path, variant: str) -> TextIO:
+    try:
+        native.mkdir(parents=True, exist_ok=True)
+        return (native / f"build-{variant}.lock").open("w")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise BuildError(
+            f"{native} cannot be written ({error.strerror}); build in a checkout that you own, or as its owner"
+        ) from None
 
 
 def require_platform(pins: pin_table.Pins) -> None:
@@ -108,6 +121,9 @@ def main(arguments: list[str]) -> int:
     except BuildError as error:
         print(f"build: error: {error}", file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:
+        print("build: interrupted; run the same command again, what was made stays", file=sys.stderr)
+        return INTERRUPTED
     return OK
 
 

@@ -6,6 +6,7 @@ OK = 0
 FAILED = 1
 USAGE = 2
 MISSING = 3  # a tool, a source or a machine property that the variant needs is not there
+INTERRUPTED = 130
 
 
 class BuildError(Exception):

@@ -18,6 +18,11 @@ die() {
   exit "$status"
 }
 
+# usage: prints the comment at the head of the script that was called.
+usage() {
+  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[-1]}"
+}
+
 # find_python: prints the interpreter that the build uses. MOET_PYTHON chooses one; otherwise the first of
 # the pinned minor version on PATH.
 find_python() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -60,6 +61,32 @@ def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_reports_a_missing_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build.check_wheel_variant(pins.load(), "cpu", tmp_path) == 1
     assert "is missing or not of these pins" in capsys.readouterr().out
+
+
+def test_an_interrupted_build_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "NATIVE", tmp_path)
+    monkeypatch.setattr(build, "build_wheel_variant", interrupt)
+    assert build.main(["cpu"]) == 130
+    assert capsys.readouterr().err == "build: interrupted; run the same command again, what was made stays\n"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_tree_of_another_user_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(build, "NATIVE", tmp_path)
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(build.pin_table, "load", lambda: None)
+    assert build.main(["cpu"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"build: error: {tmp_path} cannot be written ({os.strerror(number)}); build in a checkout")
+    assert told.count("\n") == 1
 
 
 def test_help_lists_exactly_the_verbs() -> None:

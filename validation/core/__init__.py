@@ -14,4 +14,5 @@
     derived    a recording with a stated edit, to show that a gate fails
     preflight  the server is the one that the recipe describes
     command    the command line
+    installed  the Python that runs a command has this distribution
 """

@@ -48,8 +48,9 @@ def main(suite: Suite, argv: Sequence[str] | None = None, root: Path = ROOT) -> 
         return 130
 
 
-def _parser(suite: Suite) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"run_{suite.name}.py", description=suite.about, epilog=__doc__)
+def parser_of(prog: str, about: str) -> argparse.ArgumentParser:
+    """The flags that every suite has, for the command ``prog``."""
+    parser = argparse.ArgumentParser(prog=prog, description=about, epilog=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print what would be asked, one line an invocation")
@@ -63,6 +64,11 @@ def _parser(suite: Suite) -> argparse.ArgumentParser:
     )
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="without a byte; default: 1800")
     target.add_arguments(parser)
+    return parser
+
+
+def _parser(suite: Suite) -> argparse.ArgumentParser:
+    parser = parser_of(f"run_{suite.name}.py", suite.about)
     suite.add_arguments(parser)
     return parser
 

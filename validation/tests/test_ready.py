@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -47,3 +48,13 @@ def test_command_line():
     assert good.returncode == 0 and float(good.stdout) < 1
     bad = subprocess.run([*words, url], capture_output=True, text=True, cwd=REPOSITORY)
     assert bad.returncode == 1 and bad.stderr.startswith("ready: ") and bad.stderr.count("\n") == 1
+
+
+def test_ctrl_c_is_one_line():
+    behaviour = Behaviour(health_status=503)
+    with serve(behaviour) as url:
+        words = [sys.executable, "-m", "validation.ready", "--timeout", "60", "--base-url", url]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "ready: interrupted\n" and process.returncode == 130

@@ -73,6 +73,16 @@ def test_demo_says_what_it_did_and_stops(scripts):
     assert leaders() == before
 
 
+def test_demo_takes_no_arguments(scripts, tmp_path):
+    for flag in ("-h", "--help"):
+        shown = scripts("demo.sh", flag)
+        assert (shown.returncode, shown.stderr) == (0, "") and "scripts/demo.sh [--help]" in shown.stdout
+    refused = scripts("demo.sh", "--port", "1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("demo.sh: error: it takes no arguments, got: --port 1; ")
+    assert not (tmp_path / "run").exists()
+
+
 def test_demo_fails_when_a_check_fails(scripts):
     before = leaders()
     done = scripts("demo.sh", behaviour={"answer": "29"})
@@ -125,18 +135,18 @@ def test_background_stops_a_server_that_is_late(scripts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "setup"),
+    ("name", "setup", "status"),
     [
-        ("serve-demo.sh", "make setup"),
-        ("demo.sh", "make setup"),
-        ("validate-api.sh", "make setup"),
-        ("serve-pro6000-ds4flash.sh", "scripts/build-native.sh cuda"),
+        ("serve-demo.sh", "make setup", 1),
+        ("demo.sh", "make setup", 1),
+        ("validate-api.sh", "make setup", 1),
+        ("serve-pro6000-ds4flash.sh", "scripts/build-native.sh cuda", 2),
     ],
 )
-def test_without_an_environment_setup_is_named(scripts, name, setup, tmp_path):
+def test_without_an_environment_setup_is_named(scripts, name, setup, status, tmp_path):
     environment = clean_environment(MOET_ENV=str(tmp_path / "nowhere"))
     done = subprocess.run([REPOSITORY / "scripts" / name], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert done.stderr == f"{name}: error: no environment at {tmp_path}/nowhere; make it with: {setup}\n"
 
 
@@ -192,7 +202,7 @@ def test_launcher_refuses_what_is_no_profile(launcher, words, message):
 
 def test_launcher_does_not_serve_a_gpu_from_the_environment_for_cpus(launcher, tmp_path):
     status, out, err = launcher(kinds=("cpu",))
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert f"no environment at {tmp_path}/.native/venv-cuda; make it with: scripts/build-native.sh cuda" in err
 
 
@@ -200,6 +210,12 @@ def test_launcher_help_says_what_is_what(launcher):
     status, out, _ = launcher("--help")
     assert status == 0 and out.startswith("Serves DeepSeek-V4-Flash-0731") and out.endswith("|--help|")
     assert "set -euo pipefail" not in out
+
+
+def test_launcher_help_needs_no_environment(launcher):
+    status, out, err = launcher("--help", kinds=())
+    assert (status, err) == (0, "") and out.startswith("Serves DeepSeek-V4-Flash-0731")
+    assert out.endswith("once there is an environment: scripts/build-native.sh cuda\n")
 
 
 @pytest.mark.parametrize(("kinds", "chosen"), [(("cpu", "cuda"), "cuda"), (("cpu",), "cpu"), (("cuda",), "cuda")])

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -350,3 +352,34 @@ def test_all_suites_run_whatever_one_of_them_says(monkeypatch, capsys):
     codes["tools"] = 130
     assert run_all.main([]) == 130 and len(asked) == 6
     assert run_all.main(["--replay=x"]) == 2
+
+
+@pytest.mark.parametrize(("flag", "words"), [("--list", "listed"), ("--dry-run", "would be asked")])
+def test_all_suites_claim_nothing_where_nobody_was_asked(flag, words, capsys):
+    assert run_all.main(["--cases", "demo", flag]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "== " + ", ".join(f"{suite.name} {words}" for suite in run_all.SUITES)
+
+
+def test_all_suites_say_once_what_is_wrong_for_each(capsys):
+    assert run_all.main(["--cases", "nope"]) == 2
+    told = capsys.readouterr()
+    expected = "run_all.py: error: no suite has cases 'nope'; name demo or full or a .yaml file that is there\n"
+    assert (told.out, told.err) == ("", expected)
+    with pytest.raises(SystemExit) as caught:
+        run_all.main(["--bogus"])
+    assert caught.value.code == 2 and "run_all.py: error: unrecognized arguments: --bogus" in capsys.readouterr().err
+
+
+SCRIPTS = [
+    "bench/cli.py",
+    *(f"validation/{path.name}" for path in sorted((REPOSITORY / "validation").glob("run_*.py"))),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_another_python_is_told_which_one_to_take(script):
+    done = subprocess.run([sys.executable, "-S", script, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    remedy = f".native/venv-cpu/bin/python {script} ... (make setup)"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{script} needs this distribution's environment: {remedy}\n"
