@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -50,8 +51,12 @@ def test_stop_while_it_answers_leaves_nothing_behind(server):
     done = server.script("serve-demo.sh", "--stop")
     assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - start < STOP_SECONDS
-    with pytest.raises((openai.APIError, httpx.HTTPError)):
-        list(endless)
+    # The connection breaks, or the engine still says that it gives up; either way no answer came to its end.
+    reasons: list[str | None] = []
+    with contextlib.suppress(openai.APIError, httpx.HTTPError):
+        for chunk in endless:
+            reasons += [choice.finish_reason for choice in chunk.choices]
+    assert set(reasons) <= {None, "abort"}
     assert stop_session.members(server.pid) == []
     assert unlocked(server)
     with socket.create_server(("127.0.0.1", server.port)):
