@@ -5,7 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from generators import write_checkpoint
+from generators import TINY, device_layer, write_checkpoint
+
+from moet_w2.host_memory import HostAllocation
+from moet_w2.layer import W2Layer
+from moet_w2.placement import Placement
+from moet_w2.topology import Locality
 
 
 def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **parallel):
@@ -30,6 +35,14 @@ def vllm_config(folder: Path, v2: bool = True, load_format: str = "auto", **para
         kernel_config=SimpleNamespace(moe_backend="auto"),
         speculative_config=None,
     )
+
+
+@pytest.fixture(scope="module")
+def layers():
+    """Two layers for an audit: one on the device, one mapped."""
+    host = HostAllocation("layer 1", TINY.nbytes, Locality(0, (0,), "the only node"))
+    yield device_layer(TINY, key=0), W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host)
+    host.close()
 
 
 @pytest.fixture

@@ -11,10 +11,7 @@ from moet_w2 import audit
 from moet_w2.audit import Audit
 from moet_w2.config import W2Config
 from moet_w2.errors import AuditError
-from moet_w2.host_memory import HostAllocation
-from moet_w2.layer import W2Layer
-from moet_w2.placement import Placement, plan
-from moet_w2.topology import Locality
+from moet_w2.placement import plan
 
 DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
 POOL = {"policy": "freq", "slots": 3, "row_bytes": 10, "bytes": 30, "prefill": True}
@@ -49,13 +46,6 @@ RECIPE = SimpleNamespace(
     expect=SimpleNamespace(mapped_layers=(1,), mapped_bytes=TINY.nbytes, w2_layers=2, max_model_len=64),
     w2=SimpleNamespace(exclude_layers=(0,), correction=SimpleNamespace(gb=0, policy="freq", prefill_fp4=True)),
 )
-
-
-@pytest.fixture(scope="module")
-def layers():
-    host = HostAllocation("layer 1", TINY.nbytes, Locality(0, (0,), "the only node"))
-    yield device_layer(TINY, key=0), W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host)
-    host.close()
 
 
 @pytest.fixture

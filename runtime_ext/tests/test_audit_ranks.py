@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from generators import TINY, device_layer, write_checkpoint
+from generators import TINY, write_checkpoint
 from test_audit import DEVICE, RECIPE, SERVING
 
 from moet_w2 import audit_ranks, cli
@@ -16,22 +16,13 @@ from moet_w2.cache import phases
 from moet_w2.config import W2Config
 from moet_w2.errors import AuditError
 from moet_w2.geometry import LayerGeometry
-from moet_w2.host_memory import HostAllocation
-from moet_w2.layer import Shard, W2Layer
-from moet_w2.placement import Placement, plan
-from moet_w2.topology import Locality
+from moet_w2.layer import Shard
+from moet_w2.placement import plan
 
 TWO = copy.deepcopy(RECIPE)
 TWO.engine = RECIPE.engine | {"tensor-parallel-size": 2}
 TWO.expect = SimpleNamespace(**vars(RECIPE.expect) | {"mapped_bytes": 2 * TINY.nbytes})
 """A recipe of a model whose experts are twice as wide as TINY."""
-
-
-@pytest.fixture(scope="module")
-def layers():
-    host = HostAllocation("layer 1", TINY.nbytes, Locality(0, (0,), "the only node"))
-    yield device_layer(TINY, key=0), W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host)
-    host.close()
 
 
 @pytest.fixture

@@ -47,14 +47,15 @@ def _vllm(wanted: str, subject: Subject) -> Check:
     if here.partition("+")[0] != wanted.partition("+")[0]:
         return fail("vLLM", f"{here}; {wanted} is pinned, and the extension attaches to that one only", remedy)
     if subject.kind == CUDA and here.endswith(".cpu"):
-        return fail(
-            "vLLM",
-            f"{here} is the build for CPUs; the recipe needs a GPU",
-            "use the environment of scripts/build-native.sh cuda",
-        )
+        return _for_cpus("vLLM", here)
     if here != wanted:
         return warn("vLLM", f"{here} lacks this distribution's patch; {wanted} is pinned", remedy)
     return ok("vLLM", here)
+
+
+def _for_cpus(name: str, here: str) -> Check:
+    value = f"{here} is the build for CPUs; the recipe needs a GPU"
+    return fail(name, value, "use the environment of scripts/build-native.sh cuda")
 
 
 def _torch(wanted: str, subject: Subject) -> Check:
@@ -64,11 +65,7 @@ def _torch(wanted: str, subject: Subject) -> Check:
     if here.partition("+")[0] != wanted.partition("+")[0]:
         return fail("torch", f"{here}; {wanted} is pinned and vLLM is built for it", remedy)
     if subject.kind == CUDA and here.endswith("+cpu"):
-        return fail(
-            "torch",
-            f"{here} is the build for CPUs; the recipe needs a GPU",
-            "use the environment of scripts/build-native.sh cuda",
-        )
+        return _for_cpus("torch", here)
     return ok("torch", here)
 
 
