@@ -90,5 +90,7 @@ CODE: dict[str, Callable[[], Any]] = {
     "constants": _constants,
     "reported": lambda: {profile.name: profile for profile in reported.PROFILES},
     "packages": lambda: None,
+    "servers": lambda: {name: content(f"serving_h200-{name}.json") for name in ("resident", "300k", "512k")},
 }
-"""Sources that are code: sizes by geometry and recipes, limits and reported figures by the modules that hold them."""
+"""Sources that are code, or several files: sizes by geometry and recipes, limits and reported figures by the modules
+that hold them, the servers that were measured."""

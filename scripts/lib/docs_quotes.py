@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import docs_serving
 import docs_words
 from docs_facts import content
 
@@ -69,7 +70,7 @@ QUOTES: tuple[Quote, ...] = (
             f"{sizes['layers']} layers as the kernels read them | {sizes['planes']:,} bytes",
             f"FP4 codes of {sizes['targets']} target layers | {sizes['store']:,} bytes",
             f"{sizes['layers']} layers are {sizes['planes'] / 2**30:.1f} GiB",
-            f"No start of all {sizes['layers']} layers on a GPU has come to its end yet",
+            f"A server of all {sizes['layers']} layers with made-up weights",
         ],
     ),
     Quote(
@@ -108,6 +109,7 @@ QUOTES: tuple[Quote, ...] = (
             f"{result['sides']['ours-0-mapped']['ready_seconds']:.0f} s after vLLM was called"
         ),
     ),
+    Quote(BUILD, "servers", docs_serving.starts),
     # How it is built.
     Quote(HOW, "constants", lambda facts: f"in which a warp reads them, {facts['lane']} bytes a lane"),
     Quote(HOW, "constants", lambda facts: f"shares a byte among up to {facts['shared']} tokens"),
@@ -153,26 +155,31 @@ QUOTES: tuple[Quote, ...] = (
         ),
     ),
     Quote(VALIDATION, "decode_rate_h200.json", docs_words.steps_beside_stock),
+    Quote(VALIDATION, "servers", docs_serving.price),
+    Quote(VALIDATION, "servers", docs_serving.stops),
+    Quote(VALIDATION, "servers", docs_serving.unanswered),
+    Quote(VALIDATION, "profiles", docs_serving.held),
+    Quote(VALIDATION, "decode_rate_peers_h200.json", docs_serving.peers),
+    Quote(VALIDATION, "dspark_equality_h200.json", docs_serving.speculation),
     Quote(VALIDATION, "tensor_parallel_cpu.json", docs_words.two_ranks),
     Quote(VALIDATION, "sizes", lambda sizes: [f"all {sizes['layers']} layers"]),
     Quote(PROVENANCE, "reported", docs_words.reported_rows),
     Quote(PROVENANCE, "packages", docs_words.licences),
     # The front page.
     Quote(README, "kernels_correctness_h200.json", lambda result: f"[{result['cases']} random cases]"),
+    Quote(README, "decode_rate_peers_h200.json", lambda result: f"[{result['layers']} layers]"),
     Quote(
         README,
-        "decode_rate_h200.json",
-        lambda result: [
-            f"[{result['layers']} layers of the real widths in vLLM]",
-            f"a step of {result['layers']} layers on one H200",
-        ],
+        "dspark_equality_h200.json",
+        lambda result: f"[{result['dspark_against_plain']['prompts']} prompts with and without]",
     ),
+    Quote(README, "profiles", docs_serving.held),
     Quote(README, "startup_h200.json", lambda result: f"[{result['layers']} layers of real size]"),
     Quote(
         README,
         "sizes",
         lambda sizes: [
-            f"a server of all {sizes['layers']} layers",
+            f"all {sizes['layers']} layers at the real geometry",
             docs_words.disk(sizes).replace("for ready", "of ready").replace("for the", "of"),
         ],
     ),

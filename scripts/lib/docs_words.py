@@ -145,7 +145,7 @@ def steps_beside_stock(result: dict[str, Any]) -> list[str]:
     return [
         f"{result['layers']} layers of the real widths in vLLM, random weights, held against the reference: {one:.2f} "
         f"times stock's decode rate for one request, {four:.2f} for four",
-        f"and vLLM with {result['layers']} layers",
+        f"vLLM with {result['layers']} layers, and servers",
     ]
 
 
