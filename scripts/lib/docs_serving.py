@@ -1,0 +1,87 @@
+"""Words on the servers that were measured from start to stop, and on whole steps, made from their result files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moet_w2.recipe import Recipe
+
+DECODE = {"one": "decode_1x1024", "four": "decode_4x1024"}
+
+
+def rate(result: dict[str, Any], requests: str) -> float:
+    """Tokens per second that the client saw of ``one`` or ``four`` requests."""
+    return result["phases"][DECODE[requests]]["client"]["decode_tokens_per_s"]
+
+
+def price(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What mapping costs, by the servers' names: share of the decode rate with every layer in VRAM."""
+    resident = results["resident"]
+    lost = {
+        (name, requests): 100 * (1 - rate(results[name], requests) / rate(resident, requests))
+        for name in ("300k", "512k")
+        for requests in DECODE
+    }
+    return [
+        f"three mapped draft layers cost {lost['300k', 'one']:.0f}% of the decode rate of one request and "
+        f"{lost['300k', 'four']:.0f}% of that of four, with target layer 42 as well {lost['512k', 'one']:.0f}% and "
+        f"{lost['512k', 'four']:.0f}%"
+    ]
+
+
+def stops(results: dict[str, dict[str, Any]]) -> str:
+    """How long a stop while answering took at most."""
+    longest = max(result["stop"]["gpu_memory_free_seconds"] for result in results.values())
+    return f"SIGTERM in the middle of an answer left no process and no memory held on the GPU after {longest:.1f} s"
+
+
+def starts(results: dict[str, dict[str, Any]]) -> str:
+    """Seconds until ready, of both profiles."""
+    first, second = (results[name]["ready_seconds"] for name in ("300k", "512k"))
+    return f"was ready after {first:.0f} s in the 300k profile and {second:.0f} s in the 512k profile"
+
+
+def unanswered(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What the 512k profile was not seen to answer, and what happened to the prompt that it was asked for."""
+    result = results["512k"]
+    longest = f"{result['exercised']['longest_prompt_tokens']:,}"
+    (asked,) = (name for name, phase in result["phases"].items() if "error" in phase)
+    computed = result["phases"][asked]["counters"]["moet_prefill_computed_tokens_total"]
+    return [
+        f"Prompts of more than {longest} tokens in the 512k profile",
+        f"answered a prompt of {longest} tokens, then ran out of memory {computed:,.0f} tokens into a prompt of "
+        f"{int(asked.removeprefix('prefill_')):,}",
+    ]
+
+
+def held(profiles: dict[str, Recipe]) -> str:
+    """The memory that the profiles are made for."""
+    return f"inside {profiles['512k'].device.vram_gib:g} GiB"
+
+
+def peers(result: dict[str, Any]) -> list[str]:
+    """Whole steps of the run that has offloaded and mapped sides."""
+    stock, offloaded = result["ours_over_stock"]["ours-0-mapped"], result["ours_over_offloaded"]["ours-4-mapped"]
+    return [
+        f"in a second run, on another host, {_pair(stock, 2)}",
+        f"4 layers mapped: {_pair(offloaded, 1)} times stock's with the experts of 4 layers offloaded",
+    ]
+
+
+def speculation(result: dict[str, Any]) -> list[str]:
+    """Greedy decoding with DSpark against without, beside the engine without it against itself."""
+    found, control = result["dspark_against_plain"], result["plain_alone_against_together"]
+    margin = max(difference["margin"] for difference in found["differences"])
+    noise = result["noise_of_logprobs_between_batch_shapes"]
+    return [
+        f"of {found['prompts']} prompts {found['equal']} give the same {result['tokens']} tokens with DSpark as "
+        f"without; without it, asked for one at a time and four at a time, {control['equal']} do",
+        f"Drafting, with {result['layers']} layers and made-up weights",
+        f"at most {margin:.1f} nats apart",
+        f"by {noise['p99']:.1f} nats or more in one of 100 places",
+    ]
+
+
+def _pair(rates: dict[str, dict[str, float]], digits: int) -> str:
+    one, four = (rates[count]["decode_tokens_per_s"] for count in ("1", "4"))
+    return f"{one:.{digits}f} and {four:.{digits}f}"
