@@ -159,6 +159,7 @@ QUOTES: tuple[Quote, ...] = (
     Quote(VALIDATION, "servers", docs_serving.stops),
     Quote(VALIDATION, "servers", docs_serving.unanswered),
     Quote(VALIDATION, "profiles", docs_serving.held),
+    Quote(VALIDATION, "profiles", lambda profiles: f"so that {profiles['512k'].device.vram_gib:g} GiB were left to it"),
     Quote(VALIDATION, "decode_rate_peers_h200.json", docs_serving.peers),
     Quote(VALIDATION, "dspark_equality_h200.json", docs_serving.speculation),
     Quote(VALIDATION, "tensor_parallel_cpu.json", docs_words.two_ranks),
