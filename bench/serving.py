@@ -1,13 +1,16 @@
 """A server from start to stop, measured by a client: one configuration a run, one result file.
 
-    python bench/serving.py --recipe FILE [--prefill N ...] [--budget SECONDS] [--out FILE]
+    python bench/serving.py --recipe FILE [--prefill N ...] [--budget SECONDS] [--hold-to GIB] [--out FILE]
 
 Starts ``moet serve``, waits until it is ready, and measures over HTTP with prompts of random token ids: decode of
 exactly 1,024 tokens by one request and by four, prefill of uncached prompts, a repeated prompt, then SIGTERM until no
 process is left and the GPU's memory is free. Beside the client's times stand, in parts of their own, what the
 server's logger said and how /metrics grew during each phase, power and PCIe traffic as NVML samples them, and what the
-planner predicts for this very placement. runner/serving.schema.json says what is what; a result that does not keep to
-it ends the run with 1, written all the same.
+planner predicts for this very placement. runner/serving.schema.json says what is what. A phase that fails, and a
+result that does not keep to the schema, end the run with 1; the result is written all the same.
+
+--hold-to takes the card's memory but for so many GiB before the server starts (hold_memory.py), and gives it back
+after it: the server then lives in a card of that size, and runs out of memory where that card would.
 
 Each phase has a limit, all of them together a budget, and the result file is written again after each: a run that is
 cut short leaves what it had. Where the launcher's doctor refuses a machine that serves all the same (an overlay of
@@ -39,7 +42,8 @@ import yaml
 from prefill_progress import Progress
 from runner.gauges import Gauges
 from serving_client import Client, decode, growth
-from serving_server import Memory, Server, gpu_memory, kv_cache, logged, moet_command
+from serving_memory import Held, Memory, gpu_memory
+from serving_server import Server, kv_cache, logged, moet_command
 
 from moet_w2 import cache_root, overrides, recipe_source
 from moet_w2.recipe import Recipe, load
@@ -68,9 +72,17 @@ class Run:
     """
 
     def __init__(
-        self, server: Server, client: Client, gauges: Gauges, vocabulary: int, budget: float, out: Path | None
+        self,
+        server: Server,
+        client: Client,
+        gauges: Gauges,
+        vocabulary: int,
+        budget: float,
+        out: Path | None,
+        memory: Memory | None = None,
     ) -> None:
         self.server, self.client, self.gauges, self.vocabulary, self.out = server, client, gauges, vocabulary, out
+        self.memory = memory
         self.deadline = time.perf_counter() + budget
         self.result: dict[str, Any] = {"benchmark": "serving", "schema": SCHEMA, "phases": {}}
         self._noise = random.Random(SEED)
@@ -88,8 +100,8 @@ class Run:
             work: gives the parts of the phase that the client knows, within so many seconds.
         """
         left = self.deadline - time.perf_counter()
-        if left < 5:
-            self.result["phases"][name] = {"skipped": "no time was left"}
+        if left < 5 or not self.client.healthy():
+            self.result["phases"][name] = {"skipped": "no time was left" if left < 5 else "the server had ended"}
             return self.keep()
         before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
         with self.gauges.phase() as seen:
@@ -105,6 +117,7 @@ class Run:
             measured["counters"] = {"error": str(error)}
         measured["logger"] = logged(self.server.text()[said:])
         self.result["phases"][name] = measured
+        self.mark_memory(name)
         print(f"{name}: {json.dumps({k: v for k, v in measured.items() if k != 'counters'})}", flush=True)
         self.keep()
 
@@ -135,6 +148,15 @@ class Run:
 
         return work
 
+    def mark_memory(self, moment: str) -> None:
+        """Keep what the server has of the card's memory at a moment of the run: MiB, now and at most since the last."""
+        if self.memory is not None and (found := self.memory.mark()) is not None:
+            self.result.setdefault("own_gpu_memory_mib", {})[moment] = found
+
+    def failed(self) -> list[str]:
+        """Names of the phases that ended in an error."""
+        return [name for name, phase in self.result["phases"].items() if "error" in phase]
+
     def keep(self) -> None:
         """Write the result file as it is now."""
         self.result["exercised"] = exercised(self.result["phases"])
@@ -160,6 +182,15 @@ def violations(result: dict[str, Any]) -> list[str]:
         print(f"not held against its schema here ({error}); `bench/cli.py lint` does it", flush=True)
         return []
     return schema.violations({"provenance": facts.provenance(), **result})
+
+
+def faults(result: dict[str, Any]) -> list[str]:
+    """What ends a run with 1, a line each: it broke off, a phase failed, or the result does not keep to its schema."""
+    found = [f"broke off: {result['error']}"] if "error" in result else []
+    for name, phase in result["phases"].items():
+        if "error" in phase:
+            found.append(f"failed: {name}: {phase['error'][:300]}")
+    return found + [f"not as runner/serving.schema.json says: {line}" for line in violations(result)]
 
 
 def audit(moet: list[str], path: Path, recipe: Path) -> dict[str, Any]:
@@ -273,6 +304,9 @@ def main() -> None:
         "--pcie-gbs", type=float, default=51.3, help="for the prediction: what reads over the link reach"
     )
     parser.add_argument("--sm", type=int, default=9, help="for the prediction: major compute capability")
+    parser.add_argument(
+        "--hold-to", type=float, metavar="GIB", help="leave the server no more of the card's memory than this"
+    )
     parser.add_argument("--without-speculation", action="store_true", help="serve the recipe's target alone")
     parser.add_argument(
         "--default-caches",
@@ -293,14 +327,18 @@ def main() -> None:
     placed = here.audit_path or work / "audit.json"
     gpu = (here.cuda_visible_devices or "0").partition(",")[0]
     facts.provenance()  # may leave this process some of the GPU's memory, which is then not the server's
-    before, memory, moet = gpu_memory(gpu), Memory(gpu), moet_command()
+    try:
+        held = Held(args.hold_to, gpu) if args.hold_to else None
+    except RuntimeError as error:
+        raise SystemExit(f"--hold-to: {error}") from None
+    memory, moet = Memory(gpu), moet_command()
     caches = {cache.variable for cache in cache_root.JIT_CACHES} if args.default_caches else None
     environ = {name: value for name, value in os.environ.items() if name not in (caches or ())}
     environ["W2_AUDIT_PATH"] = str(placed)
     server = Server(moet, args.recipe.resolve(), environ, work / "log", args.root, caches)
     client = Client(here.host, here.port, here.served_model_name or recipe.model.served_name)
     gauges = Gauges(gpu)
-    run = Run(server, client, gauges, config["vocab_size"], args.budget, args.out)
+    run = Run(server, client, gauges, config["vocab_size"], args.budget, args.out, memory)
     run.result |= {"configuration": recipe.name, "recipe_sha256": recipe.digest, "synthetic": recipe.model.synthetic}
     run.result["configured"] = {
         "admission_tokens": recipe.expect.max_model_len,
@@ -308,6 +346,8 @@ def main() -> None:
         "w2_layers": recipe.expect.w2_layers,
     }
     run.result["gauges"] = gauges.absent
+    if held is not None:
+        run.result["held"] = held.told
     # Whoever cuts this short must not leave a server behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
@@ -315,17 +355,20 @@ def main() -> None:
         run.result |= {"ready_seconds": ready, "launcher_refused": server.direct, "reported": kv_cache(server.text())}
         run.result["audit"] = audit(moet, placed, args.recipe)
         print(f"ready after {ready:.1f} s; audit passes: {run.result['audit']['passes']}", flush=True)
+        run.mark_memory("ready")
         run.keep()
         measure(run, args)
         run.result["audit_at_end"] = audit(moet, placed, args.recipe)["passes"]
-        run.result["metrics"] = client.metrics()
+        run.result["metrics"] = client.metrics() if client.healthy() or not run.failed() else {}
     except _FAILURES as error:
         run.result["error"] = f"{type(error).__name__}: {error}"[-6000:]
         print(run.result["error"], flush=True)
     finally:
-        run.result["stop"] = stop(run, gpu, before)
+        run.result["stop"] = stop(run, gpu, memory.before)
         memory.close()
-    run.result["gpu_memory_mib"] = {"before": before and before[0], "peak": memory.peak, "total": memory.total}
+        if held is not None:
+            held.close()
+    run.result["gpu_memory_mib"] = memory.summary()
     if memory.total:
         try:
             run.result["prediction"] = prediction(recipe, config, run, args)
@@ -333,13 +376,11 @@ def main() -> None:
             run.result["prediction"] = {"error": f"{type(error).__name__}: {error}"[:500]}
     run.keep()
     print(json.dumps({k: v for k, v in run.result.items() if k in ("stop", "gpu_memory_mib", "prediction")}, indent=2))
-    wrong = violations(run.result)
-    print("\n".join(f"not as runner/serving.schema.json says: {line}" for line in wrong), flush=True)
-    if "error" in run.result or wrong:
-        raise SystemExit(1)
+    if found := faults(run.result):
+        raise SystemExit("\n".join(found))
 
 
-def stop(run: Run, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
+def stop(run: Run, gpu: str, before: int | None) -> dict[str, Any]:
     """SIGTERM in the middle of an answer, until no process is left and the GPU holds no more than it did."""
     serving = threading.Event()
 
@@ -357,7 +398,7 @@ def stop(run: Run, gpu: str, before: tuple[int, int] | None) -> dict[str, Any]:
     freed = None
     while before is not None and time.perf_counter() - began < STOP_SECONDS:
         now = gpu_memory(gpu)
-        if now is not None and now[0] <= before[0] + 16:
+        if now is not None and now[0] <= before + 16:
             freed = time.perf_counter() - began
             break
         time.sleep(0.1)

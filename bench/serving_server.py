@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -123,42 +122,6 @@ class Server:
             audit_ranks.remove(Path(document["audit_path"]))
         rendered = {name: value for name, value in document["environment"].items() if name not in leave_out}
         self._start(document["argv"], self.environ | rendered)
-
-
-class Memory:
-    """Samples the GPU's used memory beside whatever runs; without nvidia-smi there is nothing to sample."""
-
-    def __init__(self, index: str = "0", every: float = 1.0) -> None:
-        self.index, self.peak, self.total = index, 0, None
-        self._every, self._end = every, threading.Event()
-        if (now := gpu_memory(index)) is not None:
-            self.peak, self.total = now
-            self._thread: threading.Thread | None = threading.Thread(target=self._sample, daemon=True)
-            self._thread.start()
-        else:
-            self._thread = None
-
-    def close(self) -> None:
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._end.wait(self._every):
-            now = gpu_memory(self.index)
-            if now is not None:
-                self.peak = max(self.peak, now[0])
-
-
-def gpu_memory(index: str = "0") -> tuple[int, int] | None:
-    """MiB used and in all of one GPU, or None where nvidia-smi does not say."""
-    ask = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20)
-        used, total = done.stdout.strip().split(",")
-        return int(used), int(total)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
 
 
 def members(session: int) -> list[int]:

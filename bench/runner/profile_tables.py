@@ -39,7 +39,8 @@ def demo(library: Library, link: Link) -> list[str]:
 
 
 def _rows(names: Sequence[str], columns: Sequence[dict[str, str]]) -> list[str]:
-    return [row([name, *(column.get(name, "") for column in columns)]) for name in names]
+    told = [name for name in names if any(column.get(name) for column in columns)]
+    return [row([name, *(column.get(name, "") for column in columns)]) for name in told]
 
 
 def _seed(profile: Any) -> dict[str, str]:
@@ -77,23 +78,37 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
         "mapped layers": str(one.mapped),
         "configured admission, tokens": f"{document['configured']['admission_tokens']:,}",
         "KV capacity as the server reports it, tokens": number(one.kv_tokens, ","),
-        "longest prompt exercised, tokens": f"{document['exercised']['longest_prompt_tokens']:,}",
+        "longest prompt exercised, tokens": _exercised(one),
         "longest uncached prompt timed, tokens": number(client.get("prompt_tokens"), ","),
         "its time to first token, client, s": number(client.get("first_token_seconds")),
         "its prompt over that time, client, tokens/s": number(client.get("prompt_tokens_per_s"), ",.0f"),
         "prompt tokens/s in the server's log": number(max(logged, default=None)),
         "its prefix-cache hits, server": _share(prefill),
         "prefix-cache hits of a prompt sent again, server": _share(one.repeated()),
-        "decode 1x, client, tokens/s": number(single and single["client"]["decode_tokens_per_s"]),
-        "decode 4x, client, tokens/s": number(several and several["client"]["decode_tokens_per_s"]),
+        "decode 1x, client, tokens/s": _decoded(one, 1),
+        "decode 4x, client, tokens/s": _decoded(one, 4),
         "tokens a step and request, 1x, server": number(speculation.get("tokens_per_step"), ".2f"),
         "power while decoding 4x, NVML, W": number(several and served.gauge(several, "power_watts"), ".0f"),
         "over PCIe to the GPU meanwhile, NVML, GB/s": number(several and served.gauge(several, "pcie_to_gpu_gb_per_s")),
         "start to ready, s": number(document["ready_seconds"]),
+        "card's memory held to, GiB": _expected(document.get("held", {}).get("to_gib"), "g"),
+        "the server's part of it once ready, at most, nvidia-smi, GiB": _expected(one.own_gib(), ".2f"),
         "KV capacity that the planner expects, tokens": _expected(planned.get("kv_tokens"), ",.0f"),
         "decode 1x that the planner expects, tokens/s": _expected(rates.get("1")),
         "decode 4x that the planner expects, tokens/s": _expected(rates.get("4")),
     }
+
+
+def _exercised(one: Served) -> str:
+    longest, failed = f"{one.document['exercised']['longest_prompt_tokens']:,}", one.failed_prefill()
+    return longest if failed is None else f"{longest}; failed at {failed:,}"
+
+
+def _decoded(one: Served, requests: int) -> str:
+    phase = one.decode(requests)
+    if phase is None and one.failed_decode(requests):
+        return "failed"
+    return number(phase and phase["client"]["decode_tokens_per_s"])
 
 
 def _share(phase: dict[str, Any] | None) -> str:

@@ -60,6 +60,26 @@ class Served:
         }
         return found[max(found)] if found else None
 
+    def failed_prefill(self) -> int | None:
+        """Tokens of the shortest uncached prompt that was sent and not answered."""
+        phases = self.document["phases"].items()
+        sent = (int(found[1]) for name, phase in phases if "error" in phase and (found := _PREFILL.fullmatch(name)))
+        return min(sent, default=None)
+
+    def failed_decode(self, requests: int) -> bool:
+        """Whether a decode phase with so many requests failed."""
+        phases = self.document["phases"].items()
+        return any(
+            "error" in phase and (found := _DECODE.fullmatch(name)) and int(found[1]) == requests
+            for name, phase in phases
+        )
+
+    def own_gib(self) -> float | None:
+        """GiB of the card's memory that the server had at most once it was ready; None where it was not sampled."""
+        marks = self.document.get("own_gpu_memory_mib", {})
+        later = [mark["now" if moment == "ready" else "most"] for moment, mark in marks.items()]
+        return max(later) / 1024 if later else None
+
     def repeated(self) -> dict[str, Any] | None:
         """The phase that sends a prompt once more."""
         phases = self.document["phases"].items()

@@ -93,7 +93,9 @@ def served(name: str = "h200-300k", mapped: tuple[int, ...] = (43, 44, 45), rate
         "gauges": None,
         "stop": {"while_serving": True, "processes_gone_seconds": 3.0, "gpu_memory_free_seconds": 3.1, "status": 0},
         "prediction": {"kv_tokens": 390000, "decode_tokens_per_s": {"1": 99.0, "4": 170.0}},
-        "gpu_memory_mib": {"before": 4, "peak": 97000, "total": 143771},
+        "gpu_memory_mib": {"before": 46000, "peak": 143000, "total": 143771, "own_peak": 97000},
+        "own_gpu_memory_mib": {"ready": {"now": 96000, "most": 97000}, "decode_1x1024": {"now": 96256, "most": 96256}},
+        "held": {"to_gib": 95.0, "held_mib": 45996, "free_mib": 97280},
     }
 
 

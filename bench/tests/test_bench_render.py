@@ -86,7 +86,7 @@ def test_parts_of_a_result_stay_apart(library: Library) -> None:
     assert cells["mapped layers"] == ["0", "3", "4"]
     assert cells["configured admission, tokens"] == ["300,000"] * 3
     assert cells["KV capacity as the server reports it, tokens"] == ["100,000", "400,000", "500,000"]
-    assert cells["longest prompt exercised, tokens"] == ["250,000"] * 3
+    assert cells["longest prompt exercised, tokens"] == ["250,000; failed at 300,000"] * 3
     assert cells["longest uncached prompt timed, tokens"] == ["250,000"] * 3
     assert cells["its prompt over that time, client, tokens/s"] == ["5,000"] * 3
     assert cells["prompt tokens/s in the server's log"] == ["3,000.0"] * 3
@@ -95,6 +95,8 @@ def test_parts_of_a_result_stay_apart(library: Library) -> None:
     assert cells["decode 1x, client, tokens/s"] == ["120.0", "90.0", "80.0"]
     assert cells["decode 4x, client, tokens/s"] == ["240.0", "180.0", "160.0"]
     assert cells["power while decoding 4x, NVML, W"] == ["412"] * 3
+    assert cells["card's memory held to, GiB"] == ["95"] * 3
+    assert cells["the server's part of it once ready, at most, nvidia-smi, GiB"] == ["94.00"] * 3
     assert cells["decode 1x that the planner expects, tokens/s"] == ["99.0"] * 3
     first = "| the original system, 300k | the original system, 512k | [h200-resident](bench/results/serving_0.json)"
     assert first in lines[0] and "| 378,490 | 901,924 |" in "\n".join(lines)
@@ -104,6 +106,7 @@ def test_what_a_cpu_served_stands_in_a_table_of_its_own(tmp_path: Path) -> None:
     document = samples.served("demo-cpu", (2, 3), 55.5)
     document["provenance"]["hardware"] = samples.HARDWARE | {"gpu": None, "cores": 2}
     document["exercised"]["longest_prompt_tokens"] = 300000
+    del document["phases"]["prefill_300000"], document["held"], document["own_gpu_memory_mib"]
     for each in document["phases"].values():
         each["gpu"] = None
     library = samples.checkout(tmp_path, document)
@@ -113,6 +116,15 @@ def test_what_a_cpu_served_stands_in_a_table_of_its_own(tmp_path: Path) -> None:
     assert "| decode 1x, client, tokens/s | 55.5 |" in lines and not any("NVML" in line for line in lines)
     assert "| longest prompt exercised, tokens | 300,000 |" in lines
     assert "| longest uncached prompt timed, tokens | 250,000 |" in lines
+
+
+def test_a_phase_that_failed_stands_out(tmp_path: Path) -> None:
+    document = samples.served()
+    document["phases"]["decode_4x1024"] = {"error": "RuntimeError: the server broke off", "phase_seconds": 1.0}
+    document["phases"]["prefill_270000"] = {"error": "RuntimeError: the server broke off", "phase_seconds": 1.0}
+    lines = tables.profiles(samples.checkout(tmp_path, document), str)
+    assert any(line.startswith("| decode 4x, client") and line.endswith(" | failed |") for line in lines)
+    assert any(line.endswith("| 250,000; failed at 270,000 |") for line in lines)
 
 
 def test_where_nothing_was_measured_the_text_says_so(tmp_path: Path) -> None:

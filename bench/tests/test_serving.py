@@ -297,6 +297,32 @@ def test_without_jsonschema_a_result_is_not_judged(monkeypatch, capsys) -> None:
     assert serving.violations({}) == [] and "not held against its schema here" in capsys.readouterr().out
 
 
+def test_what_the_server_has_of_the_card_is_kept_at_each_moment(run) -> None:
+    marks = [{"now": 7, "most": 9}, None]
+    run.memory = SimpleNamespace(mark=lambda: marks.pop(0))
+    run.phase("decode", 10, run.decode(1, 2))
+    run.phase("untold", 10, run.decode(1, 2))
+    assert json.loads(run.out.read_text())["own_gpu_memory_mib"] == {"decode": {"now": 7, "most": 9}}
+
+
+def test_phases_after_the_end_of_the_server_are_not_tried(run, fake, client) -> None:
+    fake.says = {"error": "engine died"}
+    run.phase("prefill_9", 10, run.prefill([1, 2]))
+    client.healthy = lambda: False
+    run.phase("prefill_10", 10, lambda limit: pytest.fail("ran"))
+    assert run.result["phases"]["prefill_10"] == {"skipped": "the server had ended"} and run.failed() == ["prefill_9"]
+
+
+def test_a_run_fails_with_a_phase_of_it() -> None:
+    result = bench_samples.served()
+    del result["phases"]["prefill_300000"]
+    assert serving.faults(result) == []
+    result["phases"]["prefill_9"] = {"error": "RuntimeError: out of memory", "phase_seconds": 1.0}
+    assert serving.faults(result) == ["failed: prefill_9: RuntimeError: out of memory"]
+    broken = result | {"error": "TimeoutError: not ready"}
+    assert serving.faults(broken)[0] == "broke off: TimeoutError: not ready"
+
+
 def test_a_phase_for_which_no_time_is_left_is_skipped(run) -> None:
     run.deadline = time.perf_counter() + 1
     run.phase("prefill", 10, lambda limit: pytest.fail("ran"))

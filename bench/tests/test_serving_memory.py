@@ -1,0 +1,88 @@
+"""What is said of the card's memory while a server runs, and the process that holds a card to a size."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import hold_memory
+import serving_memory
+
+MIB = hold_memory.MIB
+HOLDER = (
+    "import json, sys, pathlib; print(json.dumps({'held_mib': 7, 'free_mib': 97280}), flush=True);"
+    "sys.stdin.read(); pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"
+)
+
+
+class Card:
+    """A card of so many MiB free that gives memory out 2 MiB at a time, no more than ``piece`` at once."""
+
+    def __init__(self, free: int, piece: int = 1 << 20) -> None:
+        self.bytes, self.piece = free * MIB, piece * MIB
+
+    def free(self) -> int:
+        return self.bytes
+
+    def allocate(self, nbytes: int) -> bytes:
+        self.bytes -= min(nbytes, self.piece)
+        return b""
+
+
+@pytest.mark.parametrize("free", [97280, 97281, 140000, 140003])
+@pytest.mark.parametrize("piece", [1 << 20, 30000])
+def test_what_is_left_is_what_was_asked_for(free, piece) -> None:
+    card = Card(free, piece)
+    hold_memory.take(97280 * MIB, card.free, card.allocate)
+    assert 97280 * MIB <= card.bytes < 97282 * MIB
+
+
+def test_a_card_with_less_is_refused() -> None:
+    card = Card(97279)
+    with pytest.raises(MemoryError, match="97279 MiB are free, less than the 97280"):
+        hold_memory.take(97280 * MIB, card.free, card.allocate)
+
+
+def test_an_allocation_that_takes_nothing_does_not_go_on_for_ever() -> None:
+    with pytest.raises(MemoryError, match="as much is free as before"):
+        hold_memory.take(0, Card(10).free, lambda nbytes: None)
+
+
+def test_the_process_holds_until_it_is_closed(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    held = serving_memory.Held(95.0, "0", (sys.executable, "-c", HOLDER, str(ended)))
+    assert held.told == {"to_gib": 95.0, "held_mib": 7, "free_mib": 97280} and not ended.exists()
+    held.close()
+    assert ended.read_text() == "--leave-gib 95.0"
+
+
+def test_a_process_that_cannot_hold_is_an_error_with_its_words() -> None:
+    with pytest.raises(RuntimeError, match="held to 95.0 GiB: hold_memory: 3 MiB are free"):
+        serving_memory.Held(95.0, "0", (sys.executable, "-c", "raise SystemExit('hold_memory: 3 MiB are free')"))
+
+
+def test_the_servers_part_is_what_is_beyond_what_was_before(monkeypatch) -> None:
+    used, asked = [46000, 46500, 46100, 143000, 142000], threading.Event()
+
+    def ask(index: str) -> tuple[int, int]:
+        if len(used) == 1:
+            asked.set()
+        return (used.pop(0) if len(used) > 1 else used[0]), 143771
+
+    monkeypatch.setattr(serving_memory, "gpu_memory", ask)
+    memory = serving_memory.Memory("0", every=1e6)
+    assert memory.mark() == {"now": 500, "most": 500} and memory.mark() == {"now": 100, "most": 500}
+    memory._see(ask("0")[0])
+    assert memory.mark() == {"now": 96000, "most": 97000}
+    memory.close()
+    assert memory.summary() == {"before": 46000, "peak": 143000, "total": 143771, "own_peak": 97000}
+
+
+def test_without_a_gpu_nothing_is_said(monkeypatch) -> None:
+    monkeypatch.setattr(serving_memory, "gpu_memory", lambda index: None)
+    memory = serving_memory.Memory("0")
+    memory.close()
+    assert memory.mark() is None and json.dumps(memory.summary()) == '{"before": null, "peak": 0, "total": null}'
