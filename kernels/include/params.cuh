@@ -29,6 +29,8 @@ struct RoutingParams {
     const int32_t* slots;     // [experts], correction slot or -1; null = no correction
     const uint8_t* rows;      // [slots, row_bytes] correction rows
     long long* counts;        // [experts], += routings; or null
+    unsigned long long* reads;  // [2], += entries that read the layer's planes and scales, entries that read its
+                                // scales alone (codes from a correction row); null = not counted
     const uint8_t* planes13;  // [experts, planes13_bytes]
     const uint8_t* scales13;
     const uint8_t* planes2;

@@ -54,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) moet_routing(const __grid_
     using namespace moet;
     extern __shared__ uint16_t next[];
     __shared__ Pair warp_sums[32];
+    __shared__ int scales_only;  // entries whose codes come from a correction row; counted where `reads` is given
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int routes = p.tokens * p.top_k;
     const int run = (routes + blockDim.x - 1) / blockDim.x * 32;  // routes of a warp
@@ -62,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) moet_routing(const __grid_
     depend();
     release();
     for (int i = threadIdx.x; i < warps * p.experts; i += blockDim.x) next[i] = 0;
+    if (threadIdx.x == 0) scales_only = 0;
     __syncthreads();
     for (int base = warp * run; base < min((warp + 1) * run, routes); base += 32) {
         const int expert = expert_of(p, base + lane);
@@ -75,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1) moet_routing(const __grid_
     int total = 0;
     if (expert < p.experts)
         for (int w = 0; w < warps; ++w) total += next[w * p.experts + expert];
+    const int entries = (total + p.chunk - 1) / p.chunk;
     Pair all;
-    const Pair before = exclusive_sum({total, (total + p.chunk - 1) / p.chunk}, warp_sums, all);
+    const Pair before = exclusive_sum({total, entries}, warp_sums, all);
     if (expert < p.experts) {
         int place = before.routes;
         for (int w = 0; w < warps; ++w) {
@@ -101,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) moet_routing(const __grid_
                 p.entries[at] = entry;
             }
             if (p.counts) p.counts[expert] += total;
+            if (p.reads && slot >= 0) atomicAdd(&scales_only, entries);
         }
     }
     if (threadIdx.x == 0) {
@@ -108,6 +112,13 @@ extern "C" __global__ void __launch_bounds__(1024, 1) moet_routing(const __grid_
         p.header[1] = all.routes;
     }
     __syncthreads();
+    if (p.reads && threadIdx.x == 0) {
+        // Each entry has the GEMMs read its weights once. Calls of one layer follow each other, so plain adds would
+        // do; these send the sums off without waiting for the words. Who copies them meanwhile may see one without
+        // the other, but each whole.
+        atomicAdd(p.reads, all.entries - scales_only);
+        atomicAdd(p.reads + 1, scales_only);
+    }
     for (int base = warp * run; base < min((warp + 1) * run, routes); base += 32) {
         const int expert = expert_of(p, base + lane);
         const uint32_t same = __match_any_sync(kWholeWarp, expert);

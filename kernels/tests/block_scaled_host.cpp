@@ -1,114 +1,21 @@
 // Runs the kernels of decode_bs.cu on a CPU, thread by thread: the source itself, with what only a GPU has put here.
 //
-// A block's threads are coroutines that take turns until each has come to the next point where it waits for others:
-// __syncthreads, or an instruction that a warp executes as one. The block-scaled instruction is computed from what
-// each lane holds, by the fragment layouts and the scale selectors that the PTX ISA gives ("Matrix Fragments for mma
-// with .m16n8k32", "Block Scaling for mma.sync"), in double precision.
+// The block-scaled instruction is computed from what each lane holds, by the fragment layouts and the scale selectors
+// that the PTX ISA gives ("Matrix Fragments for mma with .m16n8k32", "Block Scaling for mma.sync"), in double precision.
 
-#include <ucontext.h>
-
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <vector>
 
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __shared__
-#define __grid_constant__
-#define __launch_bounds__(threads, blocks)
+#include "host_block.hpp"
+
+#define __shared__  // only with extern: `sums` below
 
 struct uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
-struct Index { uint32_t x; };
-using std::max;
-using std::min;
 
 namespace host {
-
-constexpr int kWarp = 32, kStackBytes = 256 << 10;
-
-struct Thread {
-    ucontext_t context;
-    std::vector<char> stack;
-    Index index;
-    bool ended;
-};
-
-Index block_index, block_size, grid_size;
-std::vector<Thread> threads;
-Thread* running;
-ucontext_t scheduler;
-void (*body)();
-
-void give_way() { swapcontext(&running->context, &scheduler); }
-
-// Lets `members` threads on once all have come.
-struct Barrier {
-    int come = 0, round = 0;
-    void wait(int members) {
-        const int mine = round;
-        if (++come == members) {
-            come = 0;
-            ++round;
-        } else {
-            while (round == mine) give_way();
-        }
-    }
-};
-
-using Words = std::array<uint32_t, 8>;
-struct Warp {
-    Barrier barrier;
-    std::array<Words, kWarp> held;
-};
-
-Barrier block_barrier;
-std::vector<Warp> warps;
-
-int lane() { return running->index.x % kWarp; }
-
-// What every lane of the warp holds.
-std::array<Words, kWarp> gather(const Words& mine) {
-    Warp& warp = warps[running->index.x / kWarp];
-    warp.held[lane()] = mine;
-    warp.barrier.wait(kWarp);
-    const auto all = warp.held;
-    warp.barrier.wait(kWarp);
-    return all;
-}
-
-void start() {
-    body();
-    running->ended = true;
-}
-
-void run_block() {
-    block_barrier = {};
-    warps.assign(threads.size() / kWarp, {});
-    for (Thread& thread : threads) {
-        getcontext(&thread.context);
-        thread.ended = false;
-        thread.context.uc_stack.ss_sp = thread.stack.data();
-        thread.context.uc_stack.ss_size = thread.stack.size();
-        thread.context.uc_link = &scheduler;
-        makecontext(&thread.context, start, 0);
-    }
-    for (bool more = true; more;) {
-        more = false;
-        for (Thread& thread : threads) {
-            if (thread.ended) continue;
-            more = true;
-            running = &thread;
-            swapcontext(&scheduler, &thread.context);
-        }
-    }
-}
 
 double decoded(uint32_t byte) {
     const int exponent = byte >> 3 & 15, fraction = byte & 7;
@@ -143,12 +50,6 @@ uint32_t byte_at(uint32_t word, int index) { return word >> 8 * index & 255; }
 
 }  // namespace host
 
-#define blockIdx host::block_index
-#define blockDim host::block_size
-#define gridDim host::grid_size
-#define threadIdx host::running->index
-
-inline void __syncthreads() { host::block_barrier.wait(int(host::threads.size())); }
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
     return host::gather({value})[host::lane() ^ mask][0];
 }
@@ -226,16 +127,6 @@ moet::GemmParams params;
 
 extern "C" void run(int number, const moet::GemmParams* given, int blocks, int threads) {
     params = *given;
-    host::body = number == 13 ? +[] { moet_decode13_n8_bs(params); } : +[] { moet_decode2_n8_bs(params); };
-    host::threads.resize(threads);
-    for (int i = 0; i < threads; ++i) {
-        host::threads[i].index = {uint32_t(i)};
-        host::threads[i].stack.resize(host::kStackBytes);
-    }
-    host::block_size = {uint32_t(threads)};
-    host::grid_size = {uint32_t(blocks)};
-    for (int i = 0; i < blocks; ++i) {
-        host::block_index = {uint32_t(i)};
-        host::run_block();
-    }
+    host::launch(number == 13 ? +[] { moet_decode13_n8_bs(params); } : +[] { moet_decode2_n8_bs(params); }, blocks,
+                 threads);
 }

@@ -148,7 +148,8 @@ def test_good_calls_pass() -> None:
     call.check(a_call(0))
     call.check(a_call(topk_ids=torch.zeros(3, 2, dtype=torch.int64), topk_weights=torch.zeros(3, 2).bfloat16()))
     counts, padding = torch.zeros(TINY.experts, dtype=torch.int64), torch.zeros(3, dtype=torch.bool)
-    call.check(a_call(rows=rows(), slots=slots(), counts=counts, padding=padding))
+    reads = torch.zeros(2, dtype=torch.int64)
+    call.check(a_call(rows=rows(), slots=slots(), counts=counts, padding=padding, reads=reads))
     call.check(a_call(rows=rows(0), slots=slots()))
 
 
@@ -173,6 +174,8 @@ def test_good_calls_pass() -> None:
         ({"rows": rows(), "slots": slots().long()}, "slots is int64"),
         ({"counts": torch.zeros(TINY.experts, dtype=torch.int32)}, "counts is int32"),
         ({"padding": torch.zeros(4, dtype=torch.bool)}, r"padding is bool \[4\].*bool \[3\]"),
+        ({"reads": torch.zeros(2, dtype=torch.int32)}, "reads is int32"),
+        ({"reads": torch.zeros(3, dtype=torch.int64)}, r"reads is int64 \[3\].*int64 \[2\]"),
         ({"padding": torch.zeros(3, dtype=torch.bool, device="meta")}, "padding .* on meta.*move it to cpu"),
     ],
 )
@@ -206,6 +209,10 @@ def test_parameters_point_into_the_layer_and_the_workspace() -> None:
     assert (routing.tokens, routing.top_k, routing.experts, routing.chunk) == (5, 2, 4, 8)
     assert (routing.row_bytes, routing.row_down_offset) == (3 * 128 * 256 // 2, 128 * 256)
     assert (routing.rows, routing.slots, routing.counts) == (given.rows.data_ptr(), given.slots.data_ptr(), 0)
+    assert routing.reads == 0
+    reads = torch.zeros(2, dtype=torch.int64)
+    counted = experts.parameters(plan, given._replace(reads=reads), workspace, out)
+    assert counted[0].reads == reads.data_ptr() and counted[0].counts == 0
     views = plan.views(workspace)
     assert first.entries == second.entries == routing.entries == views["entries"].data_ptr()
     assert first.routes == second.routes == routing.routes == views["routes"].data_ptr()

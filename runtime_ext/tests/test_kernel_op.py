@@ -19,12 +19,16 @@ def arguments(tokens: int = 3, top_k: int = 2) -> tuple:
     return x, weights, ids, torch.zeros(TINY.nbytes, dtype=torch.uint8), TINY.experts, TINY.width, 10.0
 
 
-def on_cpu(x, weights, ids, storage, experts, width, limit=None, rows=None, slots=None, counts=None, padding=None):
+def on_cpu(
+    x, weights, ids, storage, experts, width, limit=None, rows=None, slots=None, counts=None, padding=None, reads=None
+):
     """Stands in for the kernels, which no CPU runs: reads and writes the same arguments, computes something else."""
     if padding is not None:
         ids = ids.masked_fill(padding.unsqueeze(1), -1)
     if counts is not None:
         counts += torch.bincount(ids[ids >= 0].flatten(), minlength=experts)
+    if reads is not None:
+        reads[0] += len(torch.unique(ids[ids >= 0]))
     return (x.float() * (weights * (ids >= 0)).sum(1, keepdim=True)).to(x.dtype)
 
 
@@ -38,7 +42,7 @@ def cpu_kernel():
 
 def test_the_operator_keeps_torchs_contracts(cpu_kernel) -> None:
     counts, padding = torch.zeros(TINY.experts, dtype=torch.int64), torch.tensor([False, True, False])
-    plain, full = arguments(), (*arguments(), None, None, counts, padding)
+    plain, full = arguments(), (*arguments(), None, None, counts, padding, torch.zeros(2, dtype=torch.int64))
     for given in (plain, full):
         torch.library.opcheck(cpu_kernel, given, test_utils=("test_schema", "test_faketensor"))
 
@@ -46,12 +50,15 @@ def test_the_operator_keeps_torchs_contracts(cpu_kernel) -> None:
 def test_compiled_code_keeps_the_counts(cpu_kernel) -> None:
     given, counts = arguments(), torch.zeros(TINY.experts, dtype=torch.int64)
 
-    def step(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return cpu_kernel(x * 1.0, *given[1:], counts=counts) + 1
+    reads = torch.zeros(2, dtype=torch.int64)
+
+    def step(x: torch.Tensor, counts: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
+        return cpu_kernel(x * 1.0, *given[1:], counts=counts, reads=reads) + 1
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(given[0], counts), on_cpu(*given) + 1)
+    assert torch.equal(compiled(given[0], counts, reads), on_cpu(*given) + 1)
     assert torch.equal(counts, torch.bincount(given[2].flatten(), minlength=TINY.experts))
+    assert reads.tolist() == [len(torch.unique(given[2])), 0]
 
 
 def test_fake_tensors_give_the_shape_and_run_nothing() -> None:

@@ -29,6 +29,7 @@ class Call(NamedTuple):
     slots: torch.Tensor | None = None
     counts: torch.Tensor | None = None
     padding: torch.Tensor | None = None
+    reads: torch.Tensor | None = None
 
     @property
     def plan(self) -> Plan:
@@ -63,6 +64,7 @@ def check(call: Call) -> None:
         ("slots", call.slots, torch.int32, (call.experts,)),
         ("counts", call.counts, torch.int64, (call.experts,)),
         ("padding", call.padding, torch.bool, (tokens,)),
+        ("reads", call.reads, torch.int64, (2,)),
     ):
         if tensor is None:
             continue

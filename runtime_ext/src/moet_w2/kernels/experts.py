@@ -19,7 +19,8 @@ from .shapes import Plan
 
 SCHEMA = (
     "(Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor storage, int experts, int width, float? limit=None, "
-    "Tensor? rows=None, Tensor? slots=None, Tensor(a!)? counts=None, Tensor? padding=None) -> Tensor"
+    "Tensor? rows=None, Tensor? slots=None, Tensor(a!)? counts=None, Tensor? padding=None, "
+    "Tensor(b!)? reads=None) -> Tensor"
 )
 
 
@@ -35,6 +36,7 @@ def experts(
     slots: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
     padding: torch.Tensor | None = None,
+    reads: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Routed experts over a batch of tokens; what :func:`moet_w2.reference.moe` computes.
 
@@ -50,6 +52,9 @@ def experts(
         slots: int32 ``[E]``, the row of each expert or -1 for its planes; None where ``rows`` is.
         counts: int64 ``[E]``, to which the number of routings of each expert is added, or None.
         padding: bool ``[T]``; a row where it is true is not routed, not counted, and comes out as zeros.
+        reads: int64 ``[2]``, to which is added how often an expert was read: planes with scales, and scales alone
+            where its codes come from a row. Once a call, and once more for each further chunk of tokens
+            (:mod:`moet_w2.kernels.shapes`). None where nobody asks.
 
     Returns:
         bfloat16 ``[T, H]``; a partial sum under tensor parallelism.
@@ -57,7 +62,7 @@ def experts(
     Raises:
         UnsupportedError: an argument that the kernels do not take, or a device without kernels. Nothing ran then.
     """
-    call = Call(x, topk_weights, topk_ids, storage, experts, width, limit, rows, slots, counts, padding)
+    call = Call(x, topk_weights, topk_ids, storage, experts, width, limit, rows, slots, counts, padding, reads)
     check(call)
     if topk_weights.dtype != torch.float32 or topk_ids.dtype != torch.int32:
         call = call._replace(topk_weights=topk_weights.float(), topk_ids=topk_ids.int())
@@ -125,7 +130,7 @@ def parameters(
 ) -> tuple[RoutingParams, GemmParams, GemmParams, CombineParams]:
     """The parameters of a plan's four kernels; they point into the call's tensors and the workspace."""
 
-    x, weights, ids, storage, experts, width, limit, rows, slots, counts, padding = call
+    x, weights, ids, storage, experts, width, limit, rows, slots, counts, padding, reads = call
     base, layer = workspace.data_ptr(), storage.data_ptr()
     entries, header, routes, inner, routed = [base + offset for offset, _ in plan.workspace.values()]
     hidden, top_k = x.shape[1], plan.top_k
@@ -140,6 +145,7 @@ def parameters(
             0 if slots is None else slots.data_ptr(),
             0 if rows is None else rows.data_ptr(),
             0 if counts is None else counts.data_ptr(),
+            0 if reads is None else reads.data_ptr(),
             *[layer + offset for offset in plan.offsets],
             entries,
             header,

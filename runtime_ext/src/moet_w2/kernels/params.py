@@ -34,6 +34,7 @@ class RoutingParams(Structure):
         ("slots", _POINTER),
         ("rows", _POINTER),
         ("counts", _POINTER),
+        ("reads", _POINTER),
         ("planes13", _POINTER),
         ("scales13", _POINTER),
         ("planes2", _POINTER),
