@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import facts
+import link_reads
 import planner_check
 
 from moet_w2 import recipe
@@ -22,16 +23,27 @@ RECIPES = facts.ROOT / "bench" / "recipes"
 TRUTH = Assumptions(Costs(layer_us=300.0), runtime_bytes=2 * GIB, tokens_per_step=1.2)
 
 
-def served(folder, name, slower=1.0):
-    """A result file of a server for which TRUTH holds, or that decodes more slowly."""
+def served(folder, name, slower=1.0, link_bytes=None, phase=None):
+    """A result file of a server for which TRUTH holds, or that decodes more slowly.
+
+    Args:
+        folder: where the file is written.
+        name: the configuration.
+        slower: how many times as long a step takes.
+        link_bytes: bytes that a step reads over the link, by requests; None: those of random experts.
+        phase: what stands in both decode phases beside the client's figures.
+    """
     loaded = recipe.load(RECIPES / f"{name}.yaml")
     machine = Machine(int(loaded.device.vram_gib * GIB), 1 << 40, planner_check.HBM_GBS, planner_check.LINK_GBS, sm=9)
     model, settings, mapped = predict.of_recipe(loaded)
-    made = predict.predict(model, machine, settings, mapped, context=1024, prompts=(32768,), given=TRUTH)
+    made = predict.predict(
+        model, machine, settings, mapped, context=1024, prompts=(32768,), given=TRUTH, link_bytes=link_bytes
+    )
     phases = {
         f"decode_{count}x1024": {
-            "client": {"decode_tokens_per_s": step.tokens_per_s / slower},
+            "client": {"decode_tokens_per_s": step.tokens_per_s / slower, "tokens": [1024] * count},
             "speculation": {"tokens_per_step": 1.2},
+            **(phase(count) if phase else {}),
         }
         for count, step in made.decode.items()
     }
@@ -70,3 +82,103 @@ def test_the_prediction_is_for_the_acceptance_that_was_measured(tmp_path):
     server.tokens_per_step = {"1": 2.4, "4": 2.4}
     fast = server.predicted(machine, replace(TRUTH, tokens_per_step=9.0))
     assert fast["decode 1x, tokens/s"] == pytest.approx(2 * slow["decode 1x, tokens/s"])
+
+
+def decodes(found, configuration="h200-512k"):
+    """How far decode is off, with the planner's constants and with those of the first server."""
+    return [
+        (row["off_by"], row["off_by_with_constants"])
+        for row in found["rows"]
+        if row["configuration"] == configuration and row["what"].startswith("decode")
+    ]
+
+
+def sources(found):
+    """Where the bytes over the link are from."""
+    return {(each["configuration"], each["requests"]): each["link_bytes_from"] for each in found["workload"]}
+
+
+LESS = {1: 3e8, 4: 9e8}
+"""Bytes over the link of a step whose experts are far fewer than random ones."""
+
+
+def counters(count):
+    return {"counters": {"moet_mapped_read_bytes_total": 100 * LESS[count], "moet_steps_total": 100.0}}
+
+
+def test_what_a_step_was_counted_to_read_is_what_is_predicted(tmp_path):
+    resident = served(tmp_path, "h200-resident")
+    counted = served(tmp_path, "h200-512k", link_bytes=LESS, phase=counters)
+    found = planner_check.compare([resident, counted], planner_check.HBM_GBS, planner_check.LINK_GBS)
+    assert all(off == pytest.approx(0, abs=1e-6) for _, off in decodes(found))
+    assert sources(found)["h200-512k", 4] == "counted exactly"
+    assert sources(found)["h200-resident", 1] == "no mapped layers"
+    # Without the counter random experts are taken, which are more, so the server seems faster than it should be.
+    uncounted = served(tmp_path, "h200-512k", link_bytes=LESS)
+    found = planner_check.compare([resident, uncounted], planner_check.HBM_GBS, planner_check.LINK_GBS)
+    assert all(off < -0.1 for _, off in decodes(found)) and sources(found)["h200-512k", 4] == planner_check.RANDOM
+
+
+def test_constants_are_solved_for_with_what_was_counted(tmp_path):
+    first = served(tmp_path, "h200-512k", link_bytes=LESS, phase=counters)
+    found = planner_check.compare([first], planner_check.HBM_GBS, planner_check.LINK_GBS)
+    assert found["constants"]["layer_us"] == pytest.approx(300.0)
+
+
+def gauges(count):
+    """What NVML samples while LESS is read: all that the link transfers, and promotions among it."""
+    steps, raw, promoted = 1024 / 1.2, 32 * 16 / 8 * 128 / 130, 5e9
+    mean = (steps * LESS[count] + promoted) / 20 * raw / planner_check.LINK_GBS / 1e9
+    gpu = {"pcie_to_gpu_gb_per_s": {"mean": mean, "most": raw}, "link": {"generation": 5, "width": 16}}
+    grown = {"moet_correction_read_bytes_total": promoted, "moet_mapped_read_estimated_bytes_total": 1e15}
+    return {"phase_seconds": 20.0, "gpu": gpu, "counters": grown}
+
+
+def test_an_old_result_falls_back_to_samples_and_says_so(tmp_path):
+    servers = [served(tmp_path, "h200-resident"), served(tmp_path, "h200-512k", link_bytes=LESS, phase=gauges)]
+    found = planner_check.compare(servers, planner_check.HBM_GBS, planner_check.LINK_GBS)
+    assert all(off == pytest.approx(0, abs=1e-6) for _, off in decodes(found))
+    assert sources(found)["h200-512k", 1] == planner_check.SAMPLED
+    assert "sampled by NVML, protocol overhead included" in planner_check.table(found)
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        {},
+        {"gpu": None},
+        {"gpu": {"pcie_to_gpu_gb_per_s": None, "link": {"generation": 5, "width": 16}}},
+        {"gpu": {"pcie_to_gpu_gb_per_s": {"mean": 1.0}, "link": None}},
+        {"gpu": {"pcie_to_gpu_gb_per_s": {"mean": 1.0}, "link": {"generation": 6, "width": 16}}},
+    ],
+)
+def test_without_samples_nothing_is_made_up(phase):
+    assert link_reads.sampled({"phase_seconds": 1.0} | phase, 10.0, 51.3) is None
+
+
+def test_a_counter_that_did_not_grow_is_none():
+    assert link_reads.counted({"moet_mapped_read_bytes_total": 0.0, "moet_steps_total": 5.0}) is None
+    assert link_reads.counted({"moet_mapped_read_estimated_bytes_total": 9.0, "moet_steps_total": 5.0}) is None
+    assert link_reads.counted({"moet_mapped_read_bytes_total": 9.0, "moet_steps_total": 3.0}) == 3.0
+
+
+def test_routings_that_found_fp4_are_taken_as_they_were_counted(tmp_path):
+    counts = {"moet_correction_routings_total": 1000.0, "moet_correction_hits_total": 250.0}
+    server = served(tmp_path, "h200-resident", phase=lambda _: {"counters": counts})
+    machine = Machine(server.cuda_bytes, 1 << 40, planner_check.HBM_GBS, planner_check.LINK_GBS, sm=9)
+    found = server.predicted(machine, TRUTH)["decode 4x, tokens/s"]
+    assert server.workload("4", TRUTH).correction_hits == 0.25
+    assert found < server.measured["decode 4x, tokens/s"]  # as few as there are slots, by default
+
+
+def test_what_the_planner_was_fitted_to_is_marked():
+    results = [facts.ROOT / "bench" / "results" / f"serving_{name}.json" for name in ("h200-300k", "h200-512k")]
+    servers = [planner_check.Server(path, RECIPES) for path in results]
+    servers[0].document[facts.DIGEST] = next(
+        key for key, names in planner_check.FITTED.items() if "prefill of 250000, s" in names
+    )
+    servers[1].document[facts.DIGEST] = "another measurement"
+    found = planner_check.compare(servers, planner_check.HBM_GBS, planner_check.LINK_GBS)
+    marked = {(row["configuration"], row["what"]) for row in found["rows"] if row["fitted"]}
+    assert marked == {("h200-300k", "prefill of 250000, s")}
+    assert "fitted" in planner_check.table(found)

@@ -38,6 +38,17 @@ def test_another_placement_is_predicted_with_them():
         assert found.decode[4].tokens_per_s == pytest.approx(truth.decode[4].tokens_per_s)
 
 
+def test_bytes_that_were_counted_do_not_end_in_the_fixed_time():
+    counted = {1: 1e8}
+    found = predict.predict(MODEL, card(), Settings(), MAPPED, context=1024, given=TRUTH, link_bytes=counted)
+    figures = Measured(found.memory.kv_bytes, found.decode[1].tokens_per_s, 1.8, link_bytes=counted[1])
+    assert calibrated(MODEL, card(), Settings(), MAPPED, figures).costs.layer_us == pytest.approx(220.0)
+    with pytest.raises(ConfigError, match="shorter than"):  # random experts would be more than the step's time
+        calibrated(MODEL, card(link_gbs=10), Settings(), MAPPED, replace(figures, link_bytes=None))
+    # Four requests were not counted, so they read random experts.
+    assert found.decode[4].link_bytes > 4e8
+
+
 def test_a_short_step_leaves_nothing_to_layers():
     truth = replace(TRUTH, costs=Costs(layer_us=0.0, step_us=300.0))
     rate = predict.predict(MODEL, card(), Settings(), MAPPED, context=1024, given=truth).decode[1].tokens_per_s

@@ -56,9 +56,13 @@ def test_the_cost_table_is_the_committed_result():
 
 def test_a_fast_card_waits_for_launches_where_the_context_is_short():
     slow, fast = card(), replace(card(), hbm_gbs=1e5)
-    launched = costs.PREFILL_LAUNCH_US * 1e-6 * 43
-    assert prefill.seconds(MODEL, fast, Settings(), (), 20_480) == pytest.approx(10 * launched)
-    assert prefill.seconds(MODEL, slow, Settings(), (), 20_480) > 11 * launched
+    launched, tokens = costs.PREFILL_LAUNCH_US * 1e-6 * 43, 10 * Settings().chunk
+    assert prefill.seconds(MODEL, fast, Settings(), (), tokens) == pytest.approx(10 * launched)
+    assert prefill.seconds(MODEL, slow, Settings(), (), tokens) > 11 * launched
+    # A last chunk that a graph launches takes what the card takes; one that is longer waits like any other.
+    graph = Settings().graph_tokens
+    assert prefill.seconds(MODEL, fast, Settings(), (), tokens + graph) < 10.1 * launched
+    assert prefill.seconds(MODEL, fast, Settings(), (), tokens + graph + 1) == pytest.approx(11 * launched)
 
 
 @given(count=st.integers(1, 40), first=st.floats(0, 2), growth=st.floats(0.01, 1), least=st.floats(0, 5))
@@ -93,6 +97,21 @@ def test_a_mapped_layer_reads_less_over_the_link_where_experts_are_corrected():
     )
     assert plain == pytest.approx(speed.distinct(256, 6, 5) * MODEL.geometry.nbytes / 256)
     assert corrected == pytest.approx(plain / 9)  # scales alone: one byte for 32 weights, eight are codes
+
+
+def test_bytes_that_were_counted_take_the_place_of_those_drawn():
+    mapped = (42, 43, 44, 45)
+    drawn = speed.decode(MODEL, card(), Settings(), mapped, Load(4))
+    assert speed.decode(MODEL, card(), Settings(), mapped, Load(4, link_bytes=drawn.link_bytes)) == drawn
+    half = speed.decode(MODEL, card(), Settings(), mapped, Load(4, link_bytes=drawn.link_bytes / 2))
+    saved = drawn.link_bytes / 2 / (51e9 * costs.LINK_SHARE)
+    assert half.link_bytes == drawn.link_bytes / 2
+    assert drawn.step_seconds - half.step_seconds == pytest.approx(saved)
+
+
+def test_without_mapped_layers_nothing_is_read_over_the_link():
+    plain = speed.decode(MODEL, card(), Settings(), ())
+    assert plain.link_bytes == 0 and plain.seconds["experts over the link"] == 0
 
 
 def test_the_pool_has_no_more_slots_than_experts():

@@ -27,12 +27,14 @@ class Measured:
         tokens_per_s: decode rate of one request.
         tokens_per_step: 1 + accepted tokens a draft; 1 without speculation.
         context: tokens that the request had behind it, on average.
+        link_bytes: bytes that a step of this request read over the link; None: not counted.
     """
 
     kv_bytes: int
     tokens_per_s: float
     tokens_per_step: float = 1.0
     context: int = 1024
+    link_bytes: float | None = None
 
 
 def calibrated(
@@ -70,7 +72,7 @@ def calibrated(
             "a rate is positive and a step gives at least one token"
         )
     free = replace(given.costs, layer_us=0.0, step_us=0.0)
-    load = Load(1, measured.context, measured.tokens_per_step, given.correction_hits)
+    load = Load(1, measured.context, measured.tokens_per_step, given.correction_hits, measured.link_bytes)
     reads = speed.decode(model, machine, settings, mapped, load, free).step_seconds
     fixed = (measured.tokens_per_step / measured.tokens_per_s - reads) * 1e6
     if fixed < 0:

@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     serving.add_argument("--speculative", type=options.DRAFTS, metavar="N", help="draft tokens, 0 for none (4)")
     serving.add_argument("--correction-gib", type=options.PARTS, metavar="N", help="FP4 correction pool (6)")
     taken = parser.add_argument_group("assumptions")
-    taken.add_argument("--tokens-per-step", type=options.STEP, metavar="X", help="1 + accepted draft tokens (2.9)")
+    taken.add_argument("--tokens-per-step", type=options.STEP, metavar="X", help="1 + accepted draft tokens (2.65)")
     taken.add_argument("--correction-hits", type=options.SHARE, metavar="X", help="share of routings that find FP4")
     taken.add_argument(
         "--decode-context", type=options.HELD, metavar="N", help="tokens behind a request that decodes (2048)"

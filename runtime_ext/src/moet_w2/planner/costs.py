@@ -36,25 +36,35 @@ LINK_SHARE = 0.985
 for 64 (bench/results/kernels_mapped_h200.json)."""
 DENSE_SHARE = 0.6
 """Of the card's read rate, what reads of dense weights reach in steps of few tokens. An assumption; not measured."""
-LAYER_US = 130.0
-STEP_US = 400.0
-"""Fixed cost of a layer and of a step. Together, for eight layers, they are what a measured step takes beyond its reads
-by this model: bench/results/decode_rate_h200.json, 2.6 ms for one request, 2.9 ms for four, no speculation. One number
-of layers cannot tell the two apart: the split is an assumption. A test holds them to that file."""
-PREFILL_LAUNCH_US = 3500.0
-"""Time that a host takes to launch a layer's kernels in a chunk of prefill, which no graph covers; a faster card waits.
-From the same file: with 8 layers the first token after a prompt of 512 comes after 30.6 ms, less a decode step. That
-it goes with layers and not with tokens is an assumption."""
-TOKENS_PER_STEP = 2.9
+LAYER_US = 51.8
+STEP_US = 1176.0
+"""Fixed cost of a layer and of a step: what measured steps take beyond their reads by this model, with two numbers of
+layers, on H200s. Eight layers without speculation, one request: 1.45 ms (bench/results/decode_rate_h200.json) and
+1.73 ms (decode_rate_peers_h200.json, another host and day), of which the mean counts; 46 layers with speculation, one
+request: 3.56 ms (serving_h200-resident.json). So what speculation itself costs a step, which nothing measured apart, is
+shared out among layers and step. Tests hold both to these files."""
+PREFILL_LAUNCH_US = 3840.0
+"""Time that a host takes to launch a layer's kernels in a chunk of prefill that no graph covers; a faster card waits.
+From the same eight layers: the first token after a prompt of 512, less a decode step, comes after 28.0 and 33.4 ms;
+their mean. That it goes with layers and not with tokens is an assumption; 46 layers agree (0.19 s for 512 tokens)."""
+PREFILL_TFLOPS = 400.0
+"""Of the dense GEMMs in a chunk of prefill on an H200, in a time that stands for all that goes with tokens but routed
+experts: GEMMs, residual streams, norms, sparse attention. Fitted, with the next one, to how the 250,000 tokens of
+bench/results/serving_h200-300k.json went on (``progress``); on other cards it goes with the read rate."""
+FLASHMLA_PAIR_NS = 0.066
+"""Nanoseconds of prefill attention and indexer by the square of the prompt's tokens, with FlashMLA's kernels, on an
+H200: the same fit. From 4,090 to 245,400 tokens it is at most 0.2 s off. The client's first token came 3.7 s later than
+this says, all of it after the last chunk had been handed over; what ran there is not known, and it is left out."""
+FLASHMLA_HBM_GBS = MEASURED_HBM_GBS
+FLASHINFER_PAIR_NS = 0.63
+"""The same with FlashInfer's kernels, of compute capability 12, on a card that reads 1,790 GB/s: the 80.5 s for 250,000
+and 274.7 s for 500,000 tokens that the original system reported, each 6% off. Neither the read rates of the two cards
+(2.4 times) nor their peaks (2 times, by data sheets) make one number of both, so each has its own."""
+FLASHINFER_HBM_GBS = 1790.0
+TOKENS_PER_STEP = 2.65
 """Tokens that a step with four draft tokens gives one request. No acceptance was reported; the original system's four
-decode rates imply 2.5 to 3.1 with this model (``reported.py``). With random weights it is 1."""
-PREFILL_TFLOPS = 1000.0
-"""fp8 TFLOP/s of the dense GEMMs in a chunk of prefill on an H200: half of its peak. An assumption; on other cards it
-goes with the read rate."""
-PREFILL_ATTENTION_NS = 0.84
-"""Nanoseconds a token pair of prefill attention and indexer, on a card that reads 1,790 GB/s: the 80.5 s for 250,000
-and 274.7 s for 500,000 tokens that the original system reported leave 52 s and 210 s to what grows with the square."""
-PREFILL_ATTENTION_HBM_GBS = 1790.0
+decode rates imply 2.35 to 3.0 with this model (``reported.py``), and fewer if drafts choose experts alike (see
+:attr:`speed.Load.link_bytes`). With random weights 1.8 to 2.0 were measured (serving_h200-*.json)."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class Costs:
         layer_us: fixed cost of a layer in a decode step.
         step_us: fixed cost of a decode step.
         prefill_launch_us: launches of a layer's kernels in a chunk of prefill.
+        prefill_tflops: of dense GEMMs in a chunk of prefill.
     """
 
     chain_us: tuple[tuple[int, float], ...] = CHAIN_US
@@ -82,6 +93,7 @@ class Costs:
     layer_us: float = LAYER_US
     step_us: float = STEP_US
     prefill_launch_us: float = PREFILL_LAUNCH_US
+    prefill_tflops: float = PREFILL_TFLOPS
 
     def fixed(self) -> float:
         """Seconds of one layer's experts that do not go with bytes."""
@@ -99,6 +111,20 @@ class Costs:
 
 
 MEASURED = Costs()
+
+
+def attention_pair(hbm_gbs: float, sm: int) -> float:
+    """Seconds of prefill attention and indexer by the square of the prompt's tokens.
+
+    That a family's time goes with the read rate is an assumption.
+
+    Args:
+        hbm_gbs: read rate of the card.
+        sm: major compute capability, which says whose kernels attention takes.
+    """
+    if sm >= 12:
+        return FLASHINFER_PAIR_NS * 1e-9 * FLASHINFER_HBM_GBS / hbm_gbs
+    return FLASHMLA_PAIR_NS * 1e-9 * FLASHMLA_HBM_GBS / hbm_gbs
 
 
 def interpolate(points: tuple[tuple[int, float], ...], at: float) -> float:

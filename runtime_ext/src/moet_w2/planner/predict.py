@@ -45,6 +45,7 @@ def predict(
     context: int | None = None,
     prompts: Sequence[int] = (),
     given: Assumptions = DEFAULT,
+    link_bytes: Mapping[int, float] | None = None,
 ) -> Prediction:
     """Predict a placement.
 
@@ -58,10 +59,15 @@ def predict(
         context: tokens that each request has behind it while it decodes; None: as assumed.
         prompts: tokens of uncached prompts.
         given: assumptions; ``tokens_per_step`` should be the measured one, 1 + accepted tokens a draft.
+        link_bytes: bytes that a step was counted to read over the link, by concurrent requests; for those that it
+            lacks, experts are drawn at random.
     """
     mapped = tuple(sorted(mapped))
     context = given.decode_context if context is None else context
-    loads = [Load(count, context, given.tokens_per_step, given.correction_hits) for count in requests]
+    counted = link_bytes or {}
+    loads = [
+        Load(count, context, given.tokens_per_step, given.correction_hits, counted.get(count)) for count in requests
+    ]
     return Prediction(
         memory.account(model, machine, settings, mapped, given.runtime_bytes, given.others),
         {load.requests: speed.decode(model, machine, settings, mapped, load, given.costs) for load in loads},

@@ -56,6 +56,17 @@ class Settings:
         return min(eligible, self.correction_bytes // model.geometry.correction_row_bytes)
 
     @property
+    def chunk(self) -> int:
+        """Tokens of a whole chunk of prefill: the scheduler keeps slots free for the drafts that are made beside it
+        (vllm/config/speculative.py, max_num_new_slots_for_drafting; DSpark takes one less than its draft tokens)."""
+        return max(1, self.batched - max(0, self.speculative - 1))
+
+    @property
+    def graph_tokens(self) -> int:
+        """Most tokens of a step that a CUDA graph launches: vllm/config/vllm.py, _set_cudagraph_sizes."""
+        return min(2 * self.seqs * self.query, 512)
+
+    @property
     def in_flight(self) -> int:
         """Tokens that are scheduled and not settled, at most: vLLM's max_in_flight_tokens."""
         return self.batched * (2 if self.async_scheduling else 1)

@@ -2,7 +2,8 @@
 
 A decode step runs the target over 1 + k tokens of each request and the draft over k (k = 4 draft tokens: DSpark drafts
 a block at once, vllm/v1/worker/gpu/spec_decode/dspark/speculator.py). Each layer reads the experts that its tokens
-chose, every one once.
+chose, every one once. Which those are the workload decides, as it decides how many draft tokens are accepted: where
+nothing was counted, every token draws by itself and evenly, which is the most distinct experts that one can expect.
 """
 
 from __future__ import annotations
@@ -27,12 +28,20 @@ class Load:
         context: tokens that each has behind it.
         tokens_per_step: tokens that a step gives each request, its own one and accepted draft tokens.
         correction_hits: share of routings to corrected layers that find FP4; None: that of slots among experts.
+        link_bytes: bytes that a step reads over the link, as counted; None: those of experts drawn at random. That is
+            right for target layers and too much for a draft's, of which all rows but the first of a request are one
+            mask token (vllm/v1/worker/gpu/spec_decode/dflash/speculator.py). On an H200 with made-up weights a draft
+            layer read 12 and 25 experts for one and four requests, where independent draws give 23 and 81
+            (bench/results/planner_h200.json). What trained weights choose was not measured, so no default counts on it:
+            without this field mapped draft layers cost too much rather than too little. Draft layers in device memory
+            are over-estimated alike, by 0.6 and 2.3% of a step there, and no counter tells.
     """
 
     requests: int = 1
     context: int = 2048
     tokens_per_step: float | None = None
     correction_hits: float | None = None
+    link_bytes: float | None = None
 
 
 ONE = Load()
@@ -90,7 +99,7 @@ def decode(
     drafts = model.draft_layers if settings.speculative else 0
     uncorrected = settings.uncorrected(model)
     hits = hit_rate(model, settings, load)
-    device, link, link_bytes = 0.0, 0.0, 0.0
+    device, link, drawn = 0.0, 0.0, 0.0
     for key in range(model.target_layers + drafts):
         tokens = load.requests * (settings.speculative if model.is_draft(key) else settings.query)
         found = 0.0 if key in uncorrected else hits
@@ -99,10 +108,11 @@ def decode(
             device += costs.fixed() + reads * (1 - found + found * costs.fp4_over_base)
             continue
         # Codes of corrected experts come from device memory, wherever the layer is.
-        nbytes = mapped_bytes(model, tokens, found)
-        link_bytes += nbytes
+        drawn += mapped_bytes(model, tokens, found)
         link += costs.fixed() + reads * found * costs.fp4_over_base
-        link += nbytes / (link_rate(machine) * costs.link_share * 1e9)
+    link_bytes = drawn if load.link_bytes is None else load.link_bytes
+    if mapped:
+        link += link_bytes / (link_rate(machine) * costs.link_share * 1e9)
     dense = dense_bytes(model, settings) / (machine.hbm_gbs * costs.dense_share * 1e9)
     keys = load.requests * key_bytes(model, load.context) / (machine.hbm_gbs * costs.dense_share * 1e9)
     fixed = (costs.step_us + costs.layer_us * (model.target_layers + drafts)) * 1e-6
