@@ -65,6 +65,7 @@ def test_a_step_of_eight_layers_takes_what_two_hosts_took_on_average(requests):
 
 @pytest.mark.parametrize(("requests", "bound"), [(1, 0.01), (4, 0.06)])
 def test_a_step_of_all_layers_takes_what_was_measured(requests, bound):
-    # One request was fitted to. With four, the last steps had fewer requests in them than are predicted.
+    # One request was fitted to. With four, the last steps had fewer requests in them than are
+    # predicted, which is a part of the difference.
     step, measured = resident(requests)
     assert step.step_seconds == pytest.approx(measured, rel=bound)
