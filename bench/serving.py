@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import facts
+import link_reads
 import yaml
 from prefill_progress import Progress
 from runner.gauges import Gauges
@@ -239,7 +240,11 @@ def acceptance(counters: dict[str, float]) -> dict[str, float] | None:
 
 
 def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.Namespace) -> dict[str, Any]:
-    """What the planner makes of this placement on this machine, with the acceptance that was measured."""
+    """What the planner makes of this placement on this machine, with what the workload decided.
+
+    That is acceptance, of one request, and what a step read over the link. Experts are drawn at random where the server
+    counted no such bytes.
+    """
     from moet_w2.planner import predict
     from moet_w2.planner.machine import GIB, Machine
     from moet_w2.planner.placements import Assumptions
@@ -247,6 +252,11 @@ def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.
     phases = run.result["phases"]
     accepted = acceptance(phases.get(f"decode_1x{args.tokens}", {}).get("counters", {}))
     steps = accepted["tokens_per_step"] if accepted else 1.0
+    reads = {
+        count: link_reads.counted(phases.get(f"decode_{count}x{args.tokens}", {}).get("counters", {}))
+        for count in (1, TOGETHER)
+    }
+    link_bytes = {count: nbytes for count, nbytes in reads.items() if nbytes is not None}
     total = (
         recipe.device.vram_gib
         if recipe.device and recipe.device.vram_gib
@@ -260,12 +270,19 @@ def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.
         machine,
         settings,
         mapped,
+        (1, TOGETHER),
         context=PROMPT + args.tokens // 2,
         prompts=prompts,
         given=Assumptions(tokens_per_step=steps),
+        link_bytes=link_bytes,
     )
     return {
-        "assumed": {"hbm_gbs": args.hbm_gbs, "link_gbs": args.pcie_gbs, "tokens_per_step": steps},
+        "assumed": {
+            "hbm_gbs": args.hbm_gbs,
+            "link_gbs": args.pcie_gbs,
+            "tokens_per_step": steps,
+            "link_bytes_per_step": {str(count): nbytes for count, nbytes in link_bytes.items()},
+        },
         "kv_tokens": made.memory.kv_tokens,
         "decode_tokens_per_s": {str(count): one.tokens_per_s for count, one in made.decode.items()},
         "step_seconds": {str(count): one.seconds for count, one in made.decode.items()},

@@ -337,3 +337,19 @@ def test_acceptance_from_the_counters() -> None:
     counters = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:spec_decode_num_accepted_tokens_total": 15.0}
     assert serving.acceptance(counters) == {"drafts": 10.0, "accepted_tokens": 15.0, "tokens_per_step": 2.5}
     assert serving.acceptance({}) is None
+
+
+def test_what_steps_were_counted_to_read_is_predicted_with() -> None:
+    from moet_w2 import recipe
+    from moet_w2.planner.model import FLASH
+
+    loaded = recipe.load(serving.facts.ROOT / "bench" / "recipes" / "h200-300k.yaml")
+    args = SimpleNamespace(tokens=1024, hbm_gbs=4258.4, pcie_gbs=51.3, sm=9)
+    phases = {"decode_1x1024": {"counters": {}}, "decode_4x1024": {"counters": {}}}
+    run = SimpleNamespace(result={"phases": phases, "gpu_memory_mib": {"total": 1}})
+    drawn = serving.prediction(loaded, FLASH, run, args)
+    phases["decode_4x1024"]["counters"] = {"moet_mapped_read_bytes_total": 6e9, "moet_steps_total": 20.0}
+    counted = serving.prediction(loaded, FLASH, run, args)
+    assert drawn["assumed"]["link_bytes_per_step"] == {} and counted["assumed"]["link_bytes_per_step"] == {"4": 3e8}
+    assert counted["decode_tokens_per_s"]["1"] == drawn["decode_tokens_per_s"]["1"]
+    assert counted["decode_tokens_per_s"]["4"] > 1.5 * drawn["decode_tokens_per_s"]["4"]
