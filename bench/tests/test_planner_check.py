@@ -182,3 +182,25 @@ def test_what_the_planner_was_fitted_to_is_marked():
     marked = {(row["configuration"], row["what"]) for row in found["rows"] if row["fitted"]}
     assert marked == {("h200-300k", "prefill of 250000, s")}
     assert "fitted" in planner_check.table(found)
+
+
+def rounded(document):
+    """As JSON, with nine digits."""
+    return json.loads(json.dumps(document), parse_float=lambda text: float(f"{float(text):.9g}"))
+
+
+def test_the_committed_comparison_is_what_the_planner_says_of_the_committed_results():
+    folder = facts.ROOT / "bench" / "results"
+    kept = json.loads((folder / "planner_h200.json").read_text())
+    names = list(dict.fromkeys(row["configuration"] for row in kept["rows"]))
+    servers = [planner_check.Server(folder / f"serving_{name}.json", RECIPES) for name in names]
+    found = planner_check.compare(servers, **kept["assumed"])
+    for name in ("constants", "workload", "rows"):
+        assert rounded(found[name]) == rounded(kept[name]), f"{name}: run bench/planner_check.py with --out again"
+
+
+def test_rates_are_within_15_percent_of_what_was_measured():
+    kept = json.loads((facts.ROOT / "bench" / "results" / "planner_h200.json").read_text())
+    rates = {(row["configuration"], row["what"]): row for row in kept["rows"] if row["what"] != "KV tokens"}
+    assert len(rates) == 9 and sum(row["fitted"] for row in rates.values()) == 2
+    assert all(abs(row["off_by"]) < 0.15 for row in rates.values())
