@@ -91,6 +91,11 @@ class LaggingDevice:
         self.rows.append((None, lambda: setattr(moment, "passed", True)))
         return moment
 
+    def peek(self, target: torch.Tensor, source: torch.Tensor) -> Moment:
+        moment = Moment(self)
+        self.rows.append((None, lambda: (target.copy_(source), setattr(moment, "passed", True))))
+        return moment
+
     def advance(self) -> None:
         """Run one piece of work of a stream that can run; returns where there is none."""
         rows_run = bool(self.rows) and (self.rows[0][0] is None or self.rows[0][0].done())

@@ -19,7 +19,6 @@ from moet_w2.host_memory import HostAllocation
 from moet_w2.layer import W2Layer
 from moet_w2.metrics import attach, folder, serving, snapshot
 from moet_w2.metrics.facts import Facts
-from moet_w2.metrics.reads import share
 from moet_w2.metrics.steps import Steps
 from moet_w2.metrics.table import OF_SNAPSHOT
 from moet_w2.placement import Placement, plan
@@ -36,7 +35,8 @@ def here(tmp_path: Path):
     record = Audit(tmp_path / "audit.json", plan(config, 2), DEVICE)
     made = W2Runtime(record.plan, CPU, None, record)
     host = HostAllocation("layer 1", TINY.nbytes, Locality(0, (0,), "the only node"))
-    made.layers = {0: device_layer(TINY), 1: W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host)}
+    mapped = W2Layer(1, TINY, Placement.MAPPED, host.tensor(), host, reads=made.reads.words(1, TINY))
+    made.layers = {0: device_layer(TINY), 1: mapped}
     for layer in made.layers.values():
         record.created(layer, 0)
     for layer in made.layers.values():
@@ -64,6 +64,7 @@ def reported(tmp_path: Path) -> dict:
 def test_a_worker_reports_once_it_could_serve(here, server, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO, logger="vllm.moet_w2.audit")
     worker, steps = server
+    here.layers[1].reads.fill_(5)  # what warm-up reads
     assert worker.determine_available_memory() == 42
     assert not (tmp_path / "snapshots").exists()
     assert worker.compile_or_warm_up_model() == "warm"
@@ -74,6 +75,7 @@ def test_a_worker_reports_once_it_could_serve(here, server, tmp_path: Path, capl
     assert values["moet_admission_tokens"] == 64 and values["moet_w2_redundant_bytes"] == 0
     assert {"kv", "graphs"} <= values["moet_startup_phase_seconds"].keys()
     assert values["moet_steps_total"] == 0 and steps.computed == 0  # what warm-up ran is not counted
+    assert values["moet_mapped_read_bytes_total"] == 0
     document = audit.load(here.audit.path)
     assert document["state"] == "ready" and document["serving"]["profile"] == "mine"
     assert "the server may become ready" in caplog.text and "profile          mine" in caplog.text
@@ -86,12 +88,12 @@ def test_steps_are_counted_before_they_run(server, here) -> None:
     assert worker.execute_model(output) is output
     assert worker.execute_model(scheduler_output=step({"a": 2})).total_num_scheduled_tokens == 2
     assert (steps.steps, steps.computed) == (2, 5)
-    wanted = TINY.nbytes * (share(TINY.experts, 2, 3) + share(TINY.experts, 2, 2))
-    assert steps.read_bytes == pytest.approx(wanted)
     counted = Facts(here, steps, 0, 1).look(7.0)
     assert counted.written_unix == 7.0
     assert counted.values["moet_prefill_computed_tokens_total"] == 5
-    assert counted.values["moet_mapped_read_estimated_bytes_total"] == round(wanted)
+    assert counted.values["moet_mapped_read_bytes_total"] == 0
+    here.layers[1].reads[0] += 3  # as its calls do
+    assert Facts(here, steps, 0, 1).look(8.0).values["moet_mapped_read_bytes_total"] == 3 * TINY.nbytes // TINY.experts
 
 
 def test_every_value_that_is_reported_is_in_the_table(server, here, tmp_path: Path) -> None:
@@ -103,7 +105,6 @@ def test_every_value_that_is_reported_is_in_the_table(server, here, tmp_path: Pa
     tier = Correction(plan(W2Config(), 3), KEY, tmp_path / "store", 2, "freq", True, CPU)
     here.correction, here.cache = tier, SimpleNamespace(seconds={"planes": 1.5})
     facts = Facts(here, Steps(), 0, 1)
-    facts.steps.reads = attach.mapped_reads(here, worker, engine())
     here.audit.serving |= {"kv_cache_tokens": 128}
     values = Facts(here, facts.steps, 0, 1).look(0.0).values
     assert values.keys() == labels.keys()
@@ -154,16 +155,6 @@ def test_the_corrections_counts_are_reported(server, here, tmp_path: Path) -> No
 def test_without_an_api_process_nothing_is_reported(here, monkeypatch) -> None:
     monkeypatch.delenv(folder.VARIABLE, raising=False)
     assert attach.report(SimpleNamespace(rank=0), Steps(), folder.of_process()) is None
-
-
-def test_a_draft_model_reads_for_its_own_queries(here) -> None:
-    here.layers[2] = here.layers[1]
-    here.layers[2] = W2Layer(2, TINY, Placement.MAPPED, here.layers[1].storage, here.layers[1].host)
-    runner = SimpleNamespace(speculator=SimpleNamespace(num_query_per_req=4))
-    reads = attach.mapped_reads(here, SimpleNamespace(model_runner=runner), engine())
-    assert (reads.target_bytes, reads.draft_bytes, reads.draft_tokens) == (TINY.nbytes, TINY.nbytes, 4)
-    here.layers = {0: here.layers[0]}
-    assert attach.mapped_reads(here, SimpleNamespace(model_runner=runner), engine()) is None
 
 
 # ---- gates

@@ -1,17 +1,13 @@
-"""Prompt tokens counted at each step, the lines of a long prefill, and the estimate of what mapped layers read."""
+"""Prompt tokens counted at each step, and the lines of a long prefill."""
 
-import math
-
-import pytest
 from metrics_support import Clock, request, step
 
 from moet_w2.metrics.prefill_log import PrefillLog
-from moet_w2.metrics.reads import MappedReads, share
 from moet_w2.metrics.steps import Open, Steps
 
 
-def counting(clock: Clock | None = None, reads: MappedReads | None = None) -> Steps:
-    steps = Steps(reads, clock or Clock())
+def counting(clock: Clock | None = None) -> Steps:
+    steps = Steps(clock or Clock())
     steps.active = True
     return steps
 
@@ -86,35 +82,6 @@ def test_the_time_of_the_last_step_is_kept(monkeypatch) -> None:
     assert steps.last_unix == 0.0
     steps.note(step({"a": 1}, new=[request("a", 1)]))
     assert steps.last_unix == 1234.5
-
-
-# ---- reads
-
-
-def test_one_token_reads_exactly_its_experts() -> None:
-    assert share(256, 6, 1) == pytest.approx(6 / 256)
-    assert share(256, 6, 0) == 0.0
-    assert share(4, 4, 1) == 1.0
-
-
-def test_the_share_is_what_alike_likely_experts_give() -> None:
-    """Against all outcomes: 2 tokens, 2 of 4 experts each."""
-    from itertools import combinations, product
-
-    choices = list(combinations(range(4), 2))
-    distinct = [len(set(first) | set(second)) / 4 for first, second in product(choices, choices)]
-    assert share(4, 2, 2) == pytest.approx(sum(distinct) / len(distinct))
-
-
-def test_target_and_draft_layers_read_for_their_own_tokens() -> None:
-    reads = MappedReads(target_bytes=1000, draft_bytes=300, experts=4, top_k=2, draft_tokens=2)
-    steps = counting(reads=reads)
-    steps.note(step({"a": 3, "b": 1}, new=[request("a", 3), request("b", 1)]))
-    wanted = 1000 * share(4, 2, 4) + 300 * share(4, 2, 4)
-    assert steps.read_bytes == pytest.approx(wanted)
-    steps.note(step({"a": 1}))
-    assert steps.read_bytes == pytest.approx(wanted + 1000 * share(4, 2, 1) + 300 * share(4, 2, 2))
-    assert math.isclose(MappedReads(1000, 0, 4, 2).of_step(1, 1), 500)
 
 
 # ---- the log

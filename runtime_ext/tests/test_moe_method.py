@@ -146,6 +146,10 @@ def test_streamed_tensors_are_served(process, method) -> None:
     x, ids, weights = torch.randn(3, TINY.hidden), torch.tensor([[0, 1], [2, 3], [3, 0]]), torch.rand(3, 2)
     out = method.apply(layer, x, weights, ids, None, None)
     assert torch.equal(out, reference.moe(expected, x, weights, ids, 10.0))
+    assert process.reads is None and layer.w2.reads is None
+    layer.w2.reads = torch.zeros(2, dtype=torch.int64)  # as a mapped layer's
+    method.apply(layer, x, weights, ids, None, None)
+    assert layer.w2.reads.tolist() == [4, 0]
     assert process.audit.document()["layers"][0]["first_dispatch_unix"]
 
 
@@ -193,8 +197,9 @@ def test_mapped_layers_lie_in_locked_memory(fresh_runtime, monkeypatch) -> None:
     monkeypatch.setenv("VLLM_MOE_W2_MAPPED_LAYERS", "1")
     made = fresh_runtime()
     layers = [made.create_layer(key, TINY, Shard()) for key in (0, 1)]
-    assert layers[0].host is None
+    assert layers[0].host is None and layers[0].reads is None
     assert layers[1].host is not None and layers[1].storage.data_ptr() == layers[1].host.address
+    assert layers[1].reads.data_ptr() == made.reads.counts.data_ptr()
     layers[1].close()
 
 
@@ -228,9 +233,10 @@ def on_gpu(process, method, monkeypatch):
 
     monkeypatch.setattr(torch.ops.moet_w2, "experts", operator)
     layer, storage = Experts(), SimpleNamespace(device=torch.device("cuda", 0))
-    layer.w2 = SimpleNamespace(key=1, geometry=TINY, storage=storage, dispatched=True)
+    layer.w2 = SimpleNamespace(key=1, geometry=TINY, storage=storage, dispatched=True, reads=None)
 
-    def call(tokens: int = 3) -> dict:
+    def call(tokens: int = 3, reads: torch.Tensor | None = None) -> dict:
+        layer.w2.reads = reads
         x = torch.zeros(tokens, TINY.hidden, dtype=torch.bfloat16)
         ids, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2)
         assert method.apply(layer, x, weights, ids, None, None) is x
@@ -244,7 +250,9 @@ def on_gpu(process, method, monkeypatch):
 def test_a_gpu_computes_by_the_operator(on_gpu) -> None:
     given = on_gpu()
     assert (given["experts"], given["width"], given["limit"]) == (TINY.experts, TINY.width, 10.0)
-    assert [given[name] for name in ("rows", "slots", "counts", "padding")] == [None] * 4
+    assert [given[name] for name in ("rows", "slots", "counts", "padding", "reads")] == [None] * 5
+    reads = torch.zeros(2, dtype=torch.int64)
+    assert on_gpu(reads=reads)["reads"] is reads
 
 
 def test_a_gpu_gets_slots_and_counters_of_the_correction(on_gpu, process) -> None:

@@ -122,7 +122,7 @@ def test_prompt_tokens_are_counted_as_vllm_counts_them(client, server):
         assert ours == vllms > before.value(name), name
     assert after.value("moet_prefill_requests") == after.value("moet_prefill_remaining_tokens") == 0
     assert after.value("moet_steps_total") > before.value("moet_steps_total")
-    read = "moet_mapped_read_estimated_bytes_total"
+    read = "moet_mapped_read_bytes_total"
     assert after.value(read) > before.value(read)
 
 

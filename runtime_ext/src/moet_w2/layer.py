@@ -27,6 +27,8 @@ class W2Layer:
         storage: uint8 ``[geometry.nbytes]``, the canonical layout.
         host: the host allocation behind ``storage`` where it is mapped, else None.
         shard: this rank's share.
+        reads: int64 ``[2]`` where the layer's calls count what they read (:mod:`moet_w2.metrics.reads`); None where
+            the layer is not mapped.
         dispatched: whether the layer has computed yet.
         on_codes: told of each expert's MXFP4 codes as they arrive: (expert, projection, uint8 ``[N, K / 2]`` of
             this rank, whose rows may lie apart).
@@ -39,6 +41,7 @@ class W2Layer:
     storage: torch.Tensor
     host: HostAllocation | None = None
     shard: Shard = field(default_factory=Shard)
+    reads: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.dispatched = False

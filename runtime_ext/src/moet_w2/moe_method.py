@@ -15,6 +15,7 @@ from .errors import CheckpointError, UnsupportedError
 from .geometry import LayerGeometry
 from .kernels import experts
 from .layer import Shard, W2Layer
+from .metrics import reads
 from .placement import layer_key
 
 # vLLM's parameter for a checkpoint tensor, by the kind of tensor; w1 and w3 share a parameter there.
@@ -122,8 +123,11 @@ class W2MoEMethod(FusedMoEMethodBase):
                 slots,
                 counts,
                 padding,
+                w2.reads,
             )
         resident = None if correction is None else correction.resident(w2.key, topk_ids)
+        if w2.reads is not None:
+            reads.count(w2.reads, topk_ids, resident and resident.slots)
         return reference.moe(w2, x, topk_weights, topk_ids, layer.swiglu_limit, resident)
 
 

@@ -74,25 +74,37 @@ def moe(
     hidden, width = layer.geometry.hidden, layer.geometry.width
     contributions = torch.zeros(tokens, k, hidden, dtype=torch.float32, device=x.device)
     experts = torch.unique(topk_ids[topk_ids >= 0]).long()
-    w13, w2 = _pattern_order(layer, "planes13", experts), _pattern_order(layer, "planes2", experts)
-    if resident is not None:
-        for index, slot in enumerate(resident.slots[experts].tolist()):
-            if slot >= 0:
-                w13[index], w2[index] = _corrected(layer, int(experts[index]), resident.rows[slot])
+    weights = _weights(layer, experts, resident)
     # A sum over columns does not mind their order: permuting the activations is cheaper than the weights.
     outer = x.float()[:, planes.pattern_columns(hidden).flatten()]
     inner_columns = planes.pattern_columns(width).flatten()
-    for index, expert in enumerate(experts.tolist()):
+    for expert, (w13, w2) in weights.items():
         token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
-        inner = clamped_swiglu(outer[token] @ w13[index].T, limit)
+        inner = clamped_swiglu(outer[token] @ w13.T, limit)
         # The kernels hand the inner activation on in the activation dtype; rounding here keeps the two alike.
         inner = inner.to(x.dtype).float()[:, inner_columns]
-        contributions[token, slot] = inner @ w2[index].T
+        contributions[token, slot] = inner @ w2.T
     weighted = contributions * topk_weights.float().unsqueeze(-1)
     total = weighted[:, 0].clone()
     for slot in range(1, k):
         total += weighted[:, slot]
     return total.to(x.dtype)
+
+
+def _weights(
+    layer: W2Layer, experts: torch.Tensor, resident: Resident | None
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Gate and up ``[2 I, H]`` and down ``[H, I]`` of each expert, columns in pattern order: from its row where it has
+    a slot, else from its planes. Every byte is read once, and no plane of an expert that has a slot."""
+    slots = torch.full_like(experts, -1) if resident is None else resident.slots[experts]
+    base = experts[slots < 0]
+    planes_of = zip(_pattern_order(layer, "planes13", base), _pattern_order(layer, "planes2", base), strict=True)
+    found = dict(zip(base.tolist(), planes_of, strict=True))
+    if resident is not None:
+        for expert, slot in zip(experts.tolist(), slots.tolist(), strict=True):
+            if slot >= 0:
+                found[expert] = _corrected(layer, expert, resident.rows[slot])
+    return found
 
 
 def _pattern_order(layer: W2Layer, part: str, experts: torch.Tensor) -> torch.Tensor:

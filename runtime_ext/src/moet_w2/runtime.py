@@ -37,6 +37,7 @@ from .host_memory import HostAllocation
 from .kernels import block_scaled
 from .layer import Shard, W2Layer
 from .metrics import attach as metrics
+from .metrics.reads import MappedReads
 from .official import DSPARK_LAYERS
 from .placement import LayerPlan, Placement
 from .topology import Locality
@@ -56,6 +57,7 @@ class W2Runtime:
         correction: the correction tier, or None.
         synthetic: what computes the experts where there is no checkpoint, else None.
         draft_padding: which rows of a draft step are none of a request's; None without draft layers.
+        reads: counters of what mapped layers read; None where the plan maps none.
         layers: every W2 layer by its key.
     """
 
@@ -73,6 +75,7 @@ class W2Runtime:
         self.plan, self.device, self.locality, self.audit = plan, device, locality, audit
         self.cache, self.correction, self.synthetic = cache, correction, synthetic
         self.draft_padding = draft_padding
+        self.reads = MappedReads(plan.mapped, device) if plan.mapped else None
         self.layers: dict[int, W2Layer] = {}
 
     def create_layer(self, key: int, geometry: LayerGeometry, shard: Shard) -> W2Layer:
@@ -90,7 +93,10 @@ class W2Runtime:
             host, storage = self._map(key, geometry.nbytes, self.locality)
         else:
             storage = torch.empty(geometry.nbytes, dtype=torch.uint8, device=self.device)
-        layer = W2Layer(key, geometry, where, storage, host, shard)
+        reads = None
+        if where is Placement.MAPPED and self.reads is not None:
+            reads = self.reads.words(key, geometry)
+        layer = W2Layer(key, geometry, where, storage, host, shard, reads)
         self.layers[key] = layer
         if self.correction is not None:
             self.correction.created(layer)

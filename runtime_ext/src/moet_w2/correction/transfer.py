@@ -47,6 +47,10 @@ class Transfer(Protocol):
     def fill(self, target: torch.Tensor, source: torch.Tensor, after: Mark) -> Mark:
         """Manager's thread: copy host memory to the device, not before a moment; the mark of the copy's end."""
 
+    def peek(self, target: torch.Tensor, source: torch.Tensor) -> Mark:
+        """Any one thread: copy what is on the device now to a host buffer, beside the steps and in no order with them;
+        the mark of the copy's end. Words of 8 bytes come whole."""
+
 
 def of(device: torch.device) -> Transfer:
     """The transfer of a device."""
@@ -87,13 +91,17 @@ class HostTransfer:
         target.copy_(source)
         return Passed()
 
+    def peek(self, target: torch.Tensor, source: torch.Tensor) -> Mark:
+        target.copy_(source)
+        return Passed()
+
 
 class CudaTransfer:
-    """Pinned buffers, events, and one stream for rows."""
+    """Pinned buffers, events, and one stream for what goes beside the steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._rows = torch.cuda.Stream(device)
+        self._beside = torch.cuda.Stream(device)
 
     def buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # The device is named: while a model is built, vLLM makes the GPU the default one.
@@ -114,10 +122,13 @@ class CudaTransfer:
 
     def fill(self, target: torch.Tensor, source: torch.Tensor, after: Mark) -> Mark:
         if isinstance(after, _Event):
-            self._rows.wait_event(after.event)  # the GPU waits, not this thread
-        with torch.cuda.stream(self._rows):
+            self._beside.wait_event(after.event)  # the GPU waits, not this thread
+        return self.peek(target, source)
+
+    def peek(self, target: torch.Tensor, source: torch.Tensor) -> Mark:
+        with torch.cuda.stream(self._beside):
             target.copy_(source, non_blocking=True)
-        return _Event(self._rows)
+        return _Event(self._beside)
 
 
 class _Event:

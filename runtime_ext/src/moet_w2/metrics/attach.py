@@ -21,11 +21,9 @@ from .. import step_hook
 from ..audit_summary import summary
 from ..cache import phases
 from ..errors import AuditError
-from ..placement import Placement
 from . import folder, serving
 from .facts import Facts
 from .prefill_log import PrefillLog
-from .reads import MappedReads
 from .reporter import Reporter
 from .steps import Steps
 
@@ -61,7 +59,8 @@ def attach(here: W2Runtime, vllm_config: VllmConfig, profile: str | None, rank: 
             return
         found = serving.describe(worker, vllm_config, profile, here.device, block_size)
         judge(here, found)
-        steps.reads = mapped_reads(here, worker, vllm_config)
+        if here.reads is not None:
+            here.reads.begin()
         steps.active = True
         report(Facts(here, steps, rank, size), steps, folder.of_process())
 
@@ -81,18 +80,6 @@ def judge(here: W2Runtime, found: dict[str, Any]) -> None:
         logger.error("moet audit: %s", error)
         raise
     logger.info("moet audit: the server may become ready\n%s", summary(here.audit.document()))
-
-
-def mapped_reads(here: W2Runtime, worker: Any, vllm_config: VllmConfig) -> MappedReads | None:
-    """What the estimate of reads is made of, or None where no layer is mapped."""
-    mapped = [layer for layer in here.layers.values() if layer.placement is Placement.MAPPED]
-    if not mapped:
-        return None
-    target = sum(layer.geometry.nbytes for layer in mapped if layer.key < here.plan.target_layers)
-    whole = sum(layer.geometry.nbytes for layer in mapped)
-    queries = getattr(getattr(worker.model_runner, "speculator", None), "num_query_per_req", 0)
-    top_k = vllm_config.model_config.hf_config.num_experts_per_tok
-    return MappedReads(target, whole - target, mapped[0].geometry.experts, top_k, queries)
 
 
 def report(facts: Facts, steps: Steps, place: Path | None) -> Reporter | None:

@@ -69,8 +69,8 @@ class Facts:
             "moet_steps_total": steps.steps,
             "moet_last_step_timestamp_seconds": steps.last_unix,
         }
-        if steps.reads is not None:
-            counts["moet_mapped_read_estimated_bytes_total"] = round(steps.read_bytes)
+        if self.here.reads is not None:
+            counts["moet_mapped_read_bytes_total"] = self.here.reads.look()
         if self.rank == 0:  # every rank is handed every request: a sum over ranks would count each several times
             counts |= {
                 "moet_prefill_computed_tokens_total": steps.computed,

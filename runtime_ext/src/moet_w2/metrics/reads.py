@@ -1,54 +1,88 @@
-"""How many bytes a step reads from mapped layers: an estimate, since the exact number is only on the device.
+"""What steps read from mapped layers: counted where experts are chosen, fetched beside the steps.
 
-A layer's call over T tokens with k of E experts each reads every expert that at least one token chose, once. Which
-ones is decided on the device, inside graphs; fetching it would make each step wait. Were all experts alike likely, the
-expected number of distinct ones would be
+    a call of a mapped layer     adds to two words of the device's memory, in the order of steps; their address is fixed
+                                 from the start, so that captured graphs may add to them
+    reporter's thread            at each look copies all words by a stream of its own to pinned memory; no step waits
+                                 for the copy and the copy waits for no step
 
-    E (1 - (1 - k / E)^T)
-
-It is k at T = 1, where it is exact, and comes close to E in prefill. Routing that prefers some experts reads fewer, so
-over many steps this is more than is read, never less. What it leaves out: correctable experts in a slot (their FP4
-codes come from the device, the scales still from the layer), and prefill calls that read an expert of more than 64
-tokens once more for each further 64.
+A word may be one call ahead of another. Sums only grow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+import time
+from collections.abc import Sequence
+
+import torch
+
+from ..correction import transfer
+from ..correction.transfer import Mark, Transfer
+from ..geometry import LayerGeometry
+
+_PATIENCE_SECONDS = 0.5
+"""A copy takes some microseconds. Where it is not there after this long the device hangs, and the thread must not."""
+_POLL_SECONDS = 0.0005
 
 
-@dataclass(frozen=True)
 class MappedReads:
-    """What a step's reads are made of.
+    """Counters of a worker's mapped layers.
 
     Attributes:
-        target_bytes: bytes of all experts of all mapped target layers.
-        draft_bytes: the same of mapped draft layers.
-        experts, top_k: E and k.
-        draft_tokens: tokens that the draft model computes for each request of a step.
+        counts: int64 ``[mapped layers, 2]`` on the device: how often an expert was read with its planes, and how often
+            its scales alone, because its codes came from a correction slot.
     """
 
-    target_bytes: int
-    draft_bytes: int
-    experts: int
-    top_k: int
-    draft_tokens: int = 0
-
-    def of_step(self, tokens: int, requests: int) -> float:
-        """Bytes that a step is estimated to read.
+    def __init__(self, mapped: Sequence[int], device: torch.device, copies: Transfer | None = None) -> None:
+        """Allocate.
 
         Args:
-            tokens: rows of the target model's calls.
-            requests: requests in the step, for each of which the draft model runs.
+            mapped: keys of the mapped layers.
+            device: what computes.
+            copies: the device's copies; default: those of :func:`moet_w2.correction.transfer.of`.
         """
-        read = self.target_bytes * share(self.experts, self.top_k, tokens)
-        if self.draft_bytes:
-            read += self.draft_bytes * share(self.experts, self.top_k, requests * self.draft_tokens)
-        return read
+        self._copies = copies or transfer.of(device)
+        self._rows = {key: row for row, key in enumerate(mapped)}
+        self._costs = torch.zeros(len(mapped), 2, dtype=torch.int64, device="cpu")
+        self.counts = torch.zeros(len(mapped), 2, dtype=torch.int64, device=device)
+        self._buffer = self._copies.buffer(len(mapped), 2, dtype=torch.int64)
+        self._copied: Mark | None = None
+        self._bytes = 0
+
+    def words(self, key: int, geometry: LayerGeometry) -> torch.Tensor:
+        """int64 ``[2]``: where calls of a layer count, a view of ``counts``."""
+        parts, row = geometry.parts, self._rows[key]
+        scales = parts["sc13"].row_bytes + parts["sc2"].row_bytes
+        self._costs[row, 0] = parts["planes13"].row_bytes + parts["planes2"].row_bytes + scales
+        self._costs[row, 1] = scales
+        return self.counts[row]
+
+    def begin(self) -> None:
+        """Start at zero: what warm-up and capture read is not counted. Waits for the device."""
+        self.counts.zero_()
+        self._copies.mark().wait()
+
+    def look(self) -> int:
+        """Bytes read since :meth:`begin`; for one thread. What it last knew, where the device does not answer."""
+        if self._copied is None:
+            self._copied = self._copies.peek(self._buffer, self.counts)
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not self._copied.done():
+            if time.monotonic() > until:
+                return self._bytes
+            time.sleep(_POLL_SECONDS)
+        self._copied = None
+        self._bytes = int((self._buffer * self._costs).sum())
+        return self._bytes
 
 
-@cache
-def share(experts: int, top_k: int, tokens: int) -> float:
-    """Expected share of a layer's experts that some token of a call chose, all alike likely."""
-    return 1.0 - (1.0 - top_k / experts) ** tokens
+def count(words: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor | None) -> None:
+    """Count a call of :func:`moet_w2.reference.moe`, which reads each expert that it routes to once.
+
+    Args:
+        words: int64 ``[2]``, of :meth:`MappedReads.words`.
+        ids: integer ``[T, k]``; negative ones route nowhere.
+        slots: int32 ``[E]``, slot of each expert or -1; None where no expert is corrected.
+    """
+    experts = torch.unique(ids[ids >= 0]).long()
+    corrected = 0 if slots is None else int((slots[experts] >= 0).sum())
+    words += torch.tensor([len(experts) - corrected, corrected])

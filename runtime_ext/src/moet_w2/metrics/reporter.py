@@ -1,4 +1,4 @@
-"""The worker's thread that writes its snapshot every second, and does nothing on the device."""
+"""The worker's thread that writes its snapshot every second. No step ever waits for it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .reads import MappedReads
-
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
@@ -73,19 +71,17 @@ class Steps:
         active: warm-up is over; before, nothing is counted.
         steps: steps with tokens; last_unix: when the last one was handed over, Unix seconds, 0 before any.
         computed, cached, recomputed: prompt tokens, see :mod:`moet_w2.metrics.table`.
-        read_bytes: estimate of what mapped layers read.
         open: the prompts that are being computed.
         finished: prompts whose last part has been handed over, for who wants to tell of them.
     """
 
-    def __init__(self, reads: MappedReads | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.active = False
         self.steps, self.last_unix = 0, 0.0
         self.computed = self.cached = self.recomputed = 0
-        self.read_bytes = 0.0
         self.open = Open()
         self.finished: deque[Prompt] = deque(maxlen=64)
-        self.reads, self._clock = reads, clock
+        self._clock = clock
         self._prompts: dict[str, Prompt] = {}
         self._preempted: set[str] = set()
 
@@ -103,12 +99,9 @@ class Steps:
             self._begin(request)
         if self._prompts:
             self._advance(output)
-        tokens = output.total_num_scheduled_tokens
-        if tokens:
+        if output.total_num_scheduled_tokens:
             self.steps += 1
             self.last_unix = time.time()
-            if self.reads is not None:
-                self.read_bytes += self.reads.of_step(tokens, len(output.num_scheduled_tokens))
 
     def _begin(self, request: NewRequestData) -> None:
         # A request that was preempted comes back as a new one; its own output is part of what it prefills then.

@@ -95,9 +95,9 @@ OF_SNAPSHOT = (
     _gauge("moet_prefill_requests", "Requests whose prompt is being computed."),
     _gauge("moet_prefill_remaining_tokens", "Prompt tokens of those requests that are still to be handed over."),
     _counter(
-        "moet_mapped_read_estimated_bytes_total",
-        "Estimate: bytes of distinct experts that steps read from mapped layers (over PCIe on a GPU), as if every "
-        "expert were alike likely; skewed routing and experts in correction slots read less.",
+        "moet_mapped_read_bytes_total",
+        "Bytes of experts that were read from mapped layers (over PCIe on a GPU), as the calls counted them; of an "
+        "expert in a correction slot its scales alone.",
     ),
 )
 """What workers report."""
