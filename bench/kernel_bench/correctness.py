@@ -64,7 +64,7 @@ def prepare(case: Case, device: str | None = None) -> Prepared:
 
 
 def judge(prepared: Prepared, find: Find = committed, poison: bool = True) -> Verdict:
-    """Run a case and hold it against float64, itself, the counts, and its tiers run alone.
+    """Run a case and hold it against float64, itself, the counts of routings and reads, and its tiers run alone.
 
     Args:
         prepared: the case.
@@ -76,7 +76,8 @@ def judge(prepared: Prepared, find: Find = committed, poison: bool = True) -> Ve
     experts, inputs = case.geometry.experts, given.to(chain.DEVICE)
     before = torch.arange(experts, dtype=torch.int64)
     counts = before.to(chain.DEVICE, copy=True)
-    called = Chain(make_call(case, prepared.layer, inputs, inputs.slots, counts), find)
+    reads = torch.zeros(2, dtype=torch.int64, device=chain.DEVICE)
+    called = Chain(make_call(case, prepared.layer, inputs, inputs.slots, counts)._replace(reads=reads), find)
     out, again = (_run(called, poison) for _ in range(2))
     failures = []
     error = exact.relative_error(out.to(device), reference.pure)
@@ -92,6 +93,9 @@ def judge(prepared: Prepared, find: Find = committed, poison: bool = True) -> Ve
         failures.append("a token without a route is not zero")
     expected = torch.bincount(given.ids[given.valid].long().cpu(), minlength=experts)
     counted, routes = counts.cpu() - before, int(called.views["header"].cpu()[1])
+    wanted = [2 * times for times in reads_of(expected, given.slots, called.plan.chunk)]
+    if reads.tolist() != wanted:
+        failures.append(f"reads of planes and of scales alone are {reads.tolist()}, wanted {wanted}")
     if not torch.equal(counted, 2 * expected):
         failures.append(f"counts differ for experts {torch.nonzero(counted != 2 * expected).flatten().tolist()[:8]}")
     if routes != int(expected.sum()):
@@ -105,6 +109,19 @@ def judge(prepared: Prepared, find: Find = committed, poison: bool = True) -> Ve
 def run(case: Case) -> Verdict:
     """:func:`prepare`, then :func:`judge` with the committed kernels."""
     return judge(prepare(case))
+
+
+def reads_of(routings: torch.Tensor, slots: torch.Tensor | None, chunk: int) -> list[int]:
+    """How often a call reads an expert: with its planes, and its scales alone.
+
+    Args:
+        routings: int64 ``[E]`` of each expert.
+        slots: int32 ``[E]``, the row of each expert or -1; None for none.
+        chunk: most routes for which an expert is read once.
+    """
+    entries = (routings.cpu() + chunk - 1) // chunk
+    corrected = torch.zeros_like(entries, dtype=torch.bool) if slots is None else slots.cpu() >= 0
+    return [int(entries[~corrected].sum()), int(entries[corrected].sum())]
 
 
 def _own_errors(prepared: Prepared, called: Chain, out: torch.Tensor) -> dict[str, float]:

@@ -73,6 +73,8 @@ def _routing(p: params.RoutingParams) -> torch.Tensor:
             entry.first, entry.count = first + done, min(p.chunk, len(mine) - done)
             entry.fp4, entry.expert = int(slot >= 0), expert
             count += 1
+            if p.reads:
+                _at(p.reads, torch.int64, 2)[entry.fp4] += 1
         routes[first : first + len(mine)] = mine.int()
         first += len(mine)
         if p.counts:

@@ -1,5 +1,6 @@
 """What the kernel benchmark computes on its own, and that its judge sees what is wrong."""
 
+import ctypes
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -148,6 +149,27 @@ def test_wrong_counts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "make_call", lambda *args: original(*args)._replace(topk_ids=ids))
     failures = correctness.judge(prepared, kernel_emulator.find()).failures
     assert failures[-2:] == (f"counts differ for experts [{int(ids[0, 0])}]", "36 routes counted, 35 given")
+
+
+@pytest.mark.parametrize(("word", "tier"), [(0, "base"), (1, "mixed")])
+def test_wrong_reads_fail(monkeypatch: pytest.MonkeyPatch, word: int, tier: str) -> None:
+    right = kernel_emulator.Emulated.launch
+
+    def launch(self, grid: object, block: int, shared: int, p: object, pdl: bool = False) -> None:
+        right(self, grid, block, shared, p, pdl)
+        if "routing" in self.name and p.reads:
+            torch.frombuffer((ctypes.c_int64 * 2).from_address(p.reads), dtype=torch.int64)[word] += 1
+
+    monkeypatch.setattr(kernel_emulator.Emulated, "launch", launch)
+    (failure,) = judged(case_of(tier)).failures
+    assert failure.startswith("reads of planes and of scales alone are [")
+
+
+def test_reads_follow_routings_slots_and_chunks() -> None:
+    routings, slots = torch.tensor([0, 1, 64, 65, 200, 64]), torch.tensor([0, -1, -1, -1, 2, 1])
+    assert correctness.reads_of(routings, slots, 64) == [1 + 1 + 2, 4 + 1]
+    assert correctness.reads_of(routings, None, 64) == [9, 0]
+    assert correctness.reads_of(routings, None, 1024) == [5, 0]
 
 
 def test_tiers_hold_different_weights() -> None:
