@@ -1,23 +1,34 @@
-"""Whether DSpark changes what greedy decoding gives: the same prompts with and without it, token by token.
+"""Whether DSpark changes what greedy decoding gives: the same prompts with and without it, every token traced.
 
-    python bench/dspark_equality.py [--layers N] [--prompts N] [--tokens N] [--out FILE]
+    python bench/dspark_equality.py [--layers N] [--prompts N] [--tokens N] [--alone N] [--out FILE]
 
 Eight layers of DeepSeek-V4-Flash at their real widths and three draft layers, weights computed from a seed, one target
 and one draft layer mapped. Two engines, one after the other, each in a process of its own: with speculation, and
-without. The one without answers twice, several prompts at a time and one at a time: what these two runs differ by is
-the noise of rounding between batch shapes, for a verification is a step of another shape too.
+without. The one without answers all prompts several at a time, and some of them one at a time. How many answers are
+equal, token for token, is counted for DSpark and for these two.
 
-Where outputs differ, the first token that does is looked up in the run without speculation: how much less likely it
-was there than the one that was taken. A difference whose margin lies within that noise is a near tie that rounding
-decided; any other is a fault, and the exit status is 1.
+A verification is a step of another shape than a decode, and rounding differs between shapes, so answers differ where
+tokens nearly tie, and after that their contexts differ. So the engine without speculation is then asked about every
+token of DSpark's answers in the context that DSpark took it in, in several shapes, and each token that is not its first
+choice is traced to a cause (:mod:`greedy_trace` says how, and why so). Its own answers are traced in the same way, and
+so are copies of them in which a wrong token was planted (:mod:`greedy_faults`).
 
-Needs a CUDA GPU with some 60 GB, and five minutes where everything is compiled. ``--only`` runs one side for a later
-command on the same machine.
+The exit status is 1 where a token of DSpark's is wrong, where tokens that are not the first choice are more frequent
+than in the engine's own answers, where nothing was speculated, and where planted tokens are not found.
+
+Needs a CUDA GPU with some 60 GB, and five minutes where everything is compiled. Where a command may not run that long,
+do it in two on the same machine, with the same other options: ``--only dspark``, then without ``--only``. What a
+command that was cut off has finished lies in .native/dspark-equality, and the next one goes on from there.
+
+``--tiny`` is a model that a CPU serves too. DSpark has no implementation there, so in its place stands the engine
+without it, all of whose projections and norms are off by up to :data:`PERTURBED`, as those of other kernels are.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import os
 import random
@@ -26,22 +37,31 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import facts
 import full_model
-from decode_rate import ENGINE, ENVIRONMENT
+import greedy_faults
+import greedy_shapes
+import greedy_trace
+from decode_rate import ENGINE, ENVIRONMENT, REAL
+from greedy_trace import Floor
+from tiny_engine import TINY, options
 
 WORK = facts.ROOT / ".native" / "dspark-equality"
-SIDES = ("plain", "dspark")
-PROMPTS, TOKENS, TOGETHER = 100, 64, 4
+SIDES = ("dspark", "plain")
+"""In this order: the second one is asked about the answers of the first."""
+PROMPTS, TOKENS, TOGETHER, ALONE = 100, 32, 4, 30
 LENGTHS = (24, 600)
 """Shortest and longest prompt."""
 TOP = 8
 """Alternatives whose log-probability is kept for each token."""
 SPECULATIVE = {"method": "dspark", "num_speculative_tokens": full_model.BLOCK, "draft_sample_method": "greedy"}
 SEED = 3
+PERTURBED = 2.0**-9
+"""Half a step of bfloat16, relative."""
 
 
 def prompts(count: int, vocabulary: int) -> list[list[int]]:
@@ -51,29 +71,13 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
     return [[noise.randrange(3, vocabulary) for _ in range(length)] for length in lengths]
 
 
-def answer(model: str, side: str, count: int, tokens: int, engine: dict[str, Any]) -> dict[str, Any]:
-    """One engine's answers to every prompt, and for the side without speculation those to one prompt at a time."""
-    from vllm import LLM, SamplingParams
+def answer(llm: Any, asked: list[list[int]], tokens: int, **sampling: Any) -> list[dict[str, Any]]:
+    """Greedy answers of an engine to prompts that it is given at once."""
+    from vllm import SamplingParams
 
-    start = time.perf_counter()
-    options = engine | ({"speculative_config": SPECULATIVE} if side == "dspark" else {})
-    llm = LLM(model, quantization="moet_w2", disable_log_stats=False, **options)
-    ready = time.perf_counter() - start
-    vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts(count, vocabulary)]
-    greedy = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
-    sampling = SamplingParams(**greedy, **({} if side == "dspark" else {"logprobs": TOP}))
-
-    def generate(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        outputs = llm.generate(batch, sampling, use_tqdm=False)
-        return [of_output(output.outputs[0]) for output in outputs]
-
-    began = time.perf_counter()
-    answers = {"together": generate(asked)}
-    seconds = time.perf_counter() - began
-    if side == "plain":
-        answers["alone"] = [generate([one])[0] for one in asked]
-    return {"ready_seconds": ready, "seconds": seconds, "answers": answers, "counters": counters(llm)}
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in asked], greedy, use_tqdm=False)
+    return [of_output(output.outputs[0]) for output in outputs]
 
 
 def of_output(output: Any) -> dict[str, Any]:
@@ -94,6 +98,72 @@ def counters(llm: Any) -> dict[str, Any]:
     return found
 
 
+def perturb(model: Any) -> int:
+    """Let every projection and norm be off by up to :data:`PERTURBED`, at random; how many are.
+
+    It is sent to the engine's process, so it brings its imports along.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+
+    def off(value: Any) -> Any:
+        if not torch.is_tensor(value) or not value.is_floating_point():
+            return value
+        drawn = torch.rand(value.shape, generator=generator).mul_(2).sub_(1)
+        return (value.float() * (1 + PERTURBED * drawn)).to(value.dtype)
+
+    def hook(module: Any, given: Any, made: Any) -> Any:
+        return tuple(map(off, made)) if isinstance(made, tuple) else off(made)
+
+    found = [one for one in model.modules() if type(one).__name__.endswith(("Linear", "Norm"))]
+    for one in found:
+        one.register_forward_hook(hook)
+    return len(found)
+
+
+def dspark_side(llm: Any, asked: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+    """Answers with speculation, or of what stands for it, and what was counted."""
+    perturbed = sum(llm.apply_model(perturb)) if args.tiny else 0
+    began = time.perf_counter()
+    answers = answer(llm, asked, args.tokens)
+    seconds = {"dspark": time.perf_counter() - began}
+    return {"seconds": seconds, "answers": answers, "counters": counters(llm), "perturbed_modules": perturbed}
+
+
+def plain_answers(llm: Any, asked: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+    """Answers without speculation, several at a time and one at a time."""
+    began = time.perf_counter()
+    together = answer(llm, asked, args.tokens, logprobs=TOP)
+    between = time.perf_counter()
+    alone = [answer(llm, [prompt], args.tokens, logprobs=TOP)[0] for prompt in asked[: args.alone]]
+    seconds = {"together": between - began, "alone": time.perf_counter() - between}
+    return {"seconds": seconds, "together": together, "alone": alone}
+
+
+def traces(
+    asked: list[list[int]], dspark: list[dict[str, Any]], plain: dict[str, Any], vocabulary: int, llm: Any
+) -> dict[str, Any]:
+    """What the engine without speculation thinks of all answers: DSpark's, its own, and those with a planted token."""
+    began = time.perf_counter()
+    read, step = functools.partial(greedy_shapes.read, llm), functools.partial(greedy_shapes.step, llm)
+    planted = greedy_faults.plant(plain["together"], vocabulary, SEED)
+
+    def of(answers: list[dict[str, Any]], **how: Any) -> dict[str, Any]:
+        tokens = [one["tokens"] for one in answers]
+        return greedy_trace.trace(asked[: len(tokens)], tokens, read, step, **how)
+
+    found = {
+        "dspark": of(dspark),
+        "together": of(plain["together"], made_in="decode together"),
+        "alone": of(plain["alone"], made_in="decode alone"),
+        "planted": greedy_trace.trace(
+            [asked[one["answer"]] for one in planted], [one["tokens"] for one in planted], read, step, last=True
+        ),
+    }
+    return {"seconds": {"trace": time.perf_counter() - began}, "planted": planted, "found": found}
+
+
 def noise(together: list[dict[str, Any]], alone: list[dict[str, Any]]) -> dict[str, Any]:
     """By how much log-probabilities of the same tokens after the same tokens differ between the two batch shapes."""
     differences = []
@@ -110,15 +180,17 @@ def noise(together: list[dict[str, Any]], alone: list[dict[str, Any]]) -> dict[s
     }
 
 
-def compare(reference: list[dict[str, Any]], other: list[dict[str, Any]], largest: float) -> dict[str, Any]:
-    """Prompts whose tokens differ, and why.
+def differences(reference: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prompts whose tokens differ, where first, and by how many nats the other token is less likely there.
 
     Args:
         reference: answers with log-probabilities.
         other: answers to the same prompts.
-        largest: the noise of a log-probability; a margin is the difference of two, so twice that explains it.
+
+    Returns:
+        for each ``prompt``, ``position`` and ``margin``: None if an answer ends there or the other token is not listed.
     """
-    differences = []
+    found = []
     for number, (one, two) in enumerate(zip(reference, other, strict=True)):
         position = first_difference(one["tokens"], two["tokens"])
         if position == len(one["tokens"]) == len(two["tokens"]):
@@ -129,15 +201,8 @@ def compare(reference: list[dict[str, Any]], other: list[dict[str, Any]], larges
             taken, instead = str(one["tokens"][position]), str(two["tokens"][position])
             if instead in likeliest:
                 margin = likeliest[taken] - likeliest[instead]
-        explained = margin is not None and margin <= 2 * largest
-        differences.append({"prompt": number, "position": position, "margin": margin, "near_tie": explained})
-    return {
-        "prompts": len(reference),
-        "equal": len(reference) - len(differences),
-        "near_ties": sum(difference["near_tie"] for difference in differences),
-        "unexplained": sum(not difference["near_tie"] for difference in differences),
-        "differences": differences,
-    }
+        found.append({"prompt": number, "position": position, "margin": margin})
+    return found
 
 
 def first_difference(one: list[int], other: list[int]) -> int:
@@ -146,35 +211,127 @@ def first_difference(one: list[int], other: list[int]) -> int:
     return next((position for position, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def conclude(plain: dict[str, Any], dspark: dict[str, Any]) -> dict[str, Any]:
-    """The result of both sides."""
-    together, alone = plain["answers"]["together"], plain["answers"]["alone"]
-    measured = noise(together, alone)
-    drafts = dspark["counters"].get("vllm:spec_decode_num_drafts", 0)
-    accepted = dspark["counters"].get("vllm:spec_decode_num_accepted_tokens", 0)
-    tokens = {token for one in together for token in one["tokens"]}
+def compare(
+    reference: list[dict[str, Any]], other: list[dict[str, Any]], traced: dict[str, Any], floor: Floor
+) -> dict[str, Any]:
+    """How many answers are equal, and for each difference what is said of the token that differs.
+
+    Args:
+        reference: answers with log-probabilities.
+        other: answers to the same prompts.
+        traced: :func:`greedy_trace.trace` of the latter.
+        floor: of the engine's own answers.
+    """
+    words = {(one["answer"], one["position"]): greedy_trace.word(one, floor) for one in traced["suspects"]}
+    found = differences(reference, other)
+    for one in found:
+        # What the engine takes where it reads the answer as a prompt, it took otherwise in the reference.
+        word = words.get((one["prompt"], one["position"]), "order")
+        one["word"] = word if one["position"] < len(other[one["prompt"]]["tokens"]) else "missing"
+    return {"prompts": len(reference), "equal": len(reference) - len(found), "differences": found}
+
+
+def conclude(dspark: dict[str, Any], plain: dict[str, Any], tokens: int, speculating: bool) -> dict[str, Any]:
+    """The result of both sides, with ``problems``: one line for each thing that does not hold.
+
+    Args:
+        dspark: what :func:`dspark_side` has left.
+        plain: what :func:`plain_answers` and :func:`traces` have.
+        tokens: asked for, of each answer.
+        speculating: whether the first side is to have speculated.
+    """
+    together, alone, found = plain["together"], plain["alone"], plain["found"]
+    own = [found["together"], found["alone"]]
+    floor = Floor.of(own)
+    drafts, accepted = (dspark["counters"].get(f"vllm:spec_decode_num_{name}", 0) for name in COUNTED)
+    counted = greedy_faults.found(plain["planted"], found["planted"], floor)
+    problems = greedy_trace.problems(found["dspark"], own) + greedy_faults.problems(counted)
+    short = [number for number, one in enumerate(dspark["answers"]) if len(one["tokens"]) != tokens]
+    problems += [f"answer {number} has not {tokens} tokens" for number in short]
+    if speculating and not accepted:
+        problems.append(f"{accepted} tokens of {drafts} drafts were accepted: nothing was speculated")
     return {
-        "distinct_tokens": len(tokens),
-        "noise_of_logprobs_between_batch_shapes": measured,
-        "dspark_against_plain": compare(together, dspark["answers"]["together"], measured["largest"]),
-        "plain_alone_against_together": compare(together, alone, measured["largest"]),
+        "distinct_tokens": len({token for one in together for token in one["tokens"]}),
+        "noise_of_logprobs_between_batch_shapes": noise(together[: len(alone)], alone),
+        "dspark_against_plain": compare(together, dspark["answers"], found["dspark"], floor),
+        "plain_alone_against_together": compare(together[: len(alone)], alone, found["alone"], floor),
+        "noise_floor": dataclasses.asdict(floor),
+        "traced": {name: greedy_trace.summary(one, floor) for name, one in found.items() if name != "planted"},
+        "not_explained_by_shapes": {name: unexplained(one, floor) for name, one in found.items() if name != "planted"},
+        "planted": counted,
         "acceptance": {**dspark["counters"], "tokens_per_step": 1 + accepted / drafts if drafts else None},
-        "seconds": {"plain": plain["seconds"], "dspark": dspark["seconds"]},
+        "seconds": dspark["seconds"] | plain["seconds"],
         "ready_seconds": {"plain": plain["ready_seconds"], "dspark": dspark["ready_seconds"]},
+        "problems": problems,
     }
+
+
+COUNTED = ("drafts", "accepted_tokens")
+
+
+def unexplained(traced: dict[str, Any], floor: Floor) -> list[dict[str, Any]]:
+    """The tokens that only the bound lets pass, and those that nothing does."""
+    return [one for one in traced["suspects"] if greedy_trace.word(one, floor) in ("noise", "wrong")]
+
+
+def kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What an earlier command left under a name, or what is made now and left for a later one."""
+    path = WORK / f"{name}.json"
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(make()))
+        unfinished.replace(path)
+    return json.loads(path.read_text())
+
+
+def child(side: str, args: argparse.Namespace, engine: dict[str, Any]) -> None:
+    """One side, in this process."""
+    from vllm import LLM
+
+    start = time.perf_counter()
+    speculative = {"speculative_config": SPECULATIVE} if side == "dspark" and not args.tiny else {}
+    model = WORK / "model"
+    llm = LLM(str(model), quantization="moet_w2", disable_log_stats=False, **engine, **speculative)
+    ready = {"ready_seconds": time.perf_counter() - start}
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    asked = prompts(args.prompts, vocabulary)
+    if side == "dspark":
+        kept(side, lambda: ready | dspark_side(llm, asked, args))
+        return
+    plain = kept("answers", lambda: ready | plain_answers(llm, asked, args))
+    dspark = json.loads((WORK / "dspark.json").read_text())["answers"]
+
+    def whole() -> dict[str, Any]:
+        found = traces(asked, dspark, plain, vocabulary, llm)
+        return plain | found | {"seconds": plain["seconds"] | found["seconds"]}
+
+    kept(side, whole)
 
 
 def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
     """A side in a process of its own, or what an earlier command left of it."""
     left = WORK / f"{side}.json"
     if not left.exists():
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
-        mapped = [args.layers - 1] + ([args.layers + full_model.DRAFTS - 1] if side == "dspark" else [])
+        others = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MOE_W2")}
+        drafting = side == "dspark" and not args.tiny
+        mapped = [args.layers - 1] + ([args.layers + full_model.DRAFTS - 1] if drafting else [])
         own = {"VLLM_MOE_W2_MAPPED_LAYERS": ",".join(map(str, mapped))}
-        command = [sys.executable, __file__, "--child", side, "--prompts", str(args.prompts)]
-        command += ["--tokens", str(args.tokens), "--engine", args.engine]
-        subprocess.run(command, env=kept | ENVIRONMENT | own, check=True)
+        command = [sys.executable, __file__, "--child", side, *_passed(args)]
+        subprocess.run(command, env=others | ENVIRONMENT | own, check=True)
     return json.loads(left.read_text())
+
+
+def _passed(args: argparse.Namespace) -> list[str]:
+    named = ("layers", "prompts", "tokens", "alone", "engine")
+    return [word for name in named for word in (f"--{name}", str(getattr(args, name)))] + ["--tiny"] * args.tiny
+
+
+def hold_options(args: argparse.Namespace) -> None:
+    """End where earlier commands measured with other options: a result must not mix the two."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    given = {"options": _passed(args)}
+    if (found := kept("options", lambda: given)) != given:
+        raise SystemExit(f"{WORK} holds what was measured with {found['options']}; remove it, or give those options")
 
 
 def main() -> None:
@@ -182,38 +339,46 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--alone", type=int, default=ALONE, help="prompts that are also asked one at a time")
     parser.add_argument("--only", choices=SIDES, help="run one side only, for a later run")
     parser.add_argument("--engine", default="{}", help="engine options to change, as JSON")
+    parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, where rounding stands for DSpark")
     parser.add_argument("--out", type=Path, help="write a result file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    engine = ENGINE | {"load_format": "moet_synthetic", "max_num_seqs": TOGETHER} | json.loads(args.engine)
+    base = ENGINE | {"load_format": "moet_synthetic", "max_num_seqs": TOGETHER}
+    engine = options(base, args.tiny, json.loads(args.engine))
     if args.child:
-        found = answer(str(WORK / "model"), args.child, args.prompts, args.tokens, engine)
-        (WORK / f"{args.child}.json").write_text(json.dumps(found))
+        child(args.child, args, engine)
         return
-    full_model.write(WORK / "model", full_model.config(args.layers))
+    hold_options(args)
+    drafts = 0 if args.tiny else full_model.DRAFTS
+    full_model.write(WORK / "model", full_model.config(args.layers, drafts, TINY if args.tiny else REAL))
+    if args.only == "plain" and not (WORK / "dspark.json").exists():
+        raise SystemExit("--only plain: it is asked about DSpark's answers; run --only dspark first")
     sides = {side: run(side, args) for side in SIDES if args.only in (None, side)}
     if args.only:
         return
     result = {
         "benchmark": "dspark_equality",
         "weights": f"computed from seed {engine['seed']}; 43 layers in the real model",
+        "model": "widths of the demo checkpoint" if args.tiny else "real widths",
         "layers": args.layers,
-        "draft_layers": full_model.DRAFTS,
+        "draft_layers": drafts,
         "tokens": args.tokens,
         "prompt_lengths": LENGTHS,
         "engine": engine,
-        "speculative": SPECULATIVE,
-        **conclude(*sides.values()),
+        "speculative": None if args.tiny else SPECULATIVE,
+        "in_its_place": f"{sides['dspark']['perturbed_modules']} modules perturbed" if args.tiny else None,
+        **conclude(sides["dspark"], sides["plain"], args.tokens, speculating=not args.tiny),
     }
-    shown = {name: value for name, value in result.items() if name != "engine"}
-    print(json.dumps(shown, indent=2))
+    hidden = ("engine", "not_explained_by_shapes")
+    print(json.dumps({name: value for name, value in result.items() if name not in hidden}, indent=2))
     if args.out:
         facts.write(args.out, result)
     shutil.rmtree(WORK)
-    if result["dspark_against_plain"]["unexplained"]:
-        raise SystemExit(1)
+    if result["problems"]:
+        raise SystemExit("\n".join(result["problems"]))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ from typing import Any
 import facts
 import full_model
 from decode_rate import ENGINE, ENVIRONMENT, REAL
-from dspark_equality import TOGETHER, TOP, compare, first_difference, noise, of_output, prompts
+from dspark_equality import TOGETHER, TOP, differences, first_difference, noise, of_output, prompts
+from tiny_engine import TINY, options
 
 from moet_w2 import audit, audit_ranks
 
@@ -63,17 +64,6 @@ NCCL_ALONE = {
 }
 PASSES = {"pass_config": {"fuse_allreduce_rms": False}}
 """A fused all-reduce would be FlashInfer's."""
-TINY = {"moe_intermediate_size": 256, "num_hash_layers": 1, "n_routed_experts": 64}
-"""What a tiny model has otherwise than the demo checkpoint: planes of half its width must still be whole tiles."""
-TINY_ENGINE = {
-    "max_model_len": 1024,
-    "max_num_batched_tokens": 1024,
-    "kv_cache_dtype": "auto",
-    "kv_cache_memory_bytes": None,
-    "compilation_config": {},
-    "enforce_eager": True,
-    "async_scheduling": False,
-}
 
 
 def answer(model: str, size: int, count: int, tokens: int, engine: dict[str, Any]) -> dict[str, Any]:
@@ -156,12 +146,30 @@ def beyond(apart: dict[str, Any]) -> list[str]:
     return problems
 
 
+def compare(together: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, Any]:
+    """Prompts whose tokens differ on one GPU and on two, and whether each first difference was a near tie.
+
+    A margin is that of two log-probabilities, so it is held against twice what rounding did to one of 100, in the
+    same contexts but where a token differs: there it is part of the distance. The largest would explain anything.
+    """
+    most, found = 2 * noise(together, other)["p99"], differences(together, other)
+    for one in found:
+        one["near_tie"] = one["margin"] is not None and one["margin"] <= most
+    return {
+        "prompts": len(together),
+        "equal": len(together) - len(found),
+        "largest_margin_of_a_near_tie": most,
+        "near_ties": sum(one["near_tie"] for one in found),
+        "unexplained": sum(not one["near_tie"] for one in found),
+        "differences": found,
+    }
+
+
 def conclude(sides: dict[str, dict[str, Any]], placed: dict[str, Any]) -> dict[str, Any]:
     """The result of all sides, with ``problems``: one line for each thing that does not hold."""
     together, other = (sides[name]["answers"]["together"] for name in ("one", "two"))
     apart = distances(together, other)
-    # A margin is held against what rounding did elsewhere: where a token differs, it is part of the distance.
-    compared = compare(together, other, noise(together, other)["largest"])
+    compared = compare(together, other)
     problems = placed["problems"] + beyond(apart)
     if compared["unexplained"]:
         problems.append(f"{compared['unexplained']} prompts are answered otherwise, and no near tie explains it")
@@ -218,10 +226,9 @@ def _passed(args: argparse.Namespace) -> list[str]:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """What both engines are started with."""
-    options = ENGINE | {"load_format": "moet_synthetic", "max_num_seqs": TOGETHER, "disable_custom_all_reduce": True}
-    options["compilation_config"] = ENGINE["compilation_config"] | PASSES
-    options |= (TINY_ENGINE if args.tiny else {}) | json.loads(args.engine)
-    return {name: value for name, value in options.items() if value is not None}
+    base = ENGINE | {"load_format": "moet_synthetic", "max_num_seqs": TOGETHER, "disable_custom_all_reduce": True}
+    base["compilation_config"] = ENGINE["compilation_config"] | PASSES
+    return options(base, args.tiny, json.loads(args.engine))
 
 
 def main() -> None:

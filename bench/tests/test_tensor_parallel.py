@@ -119,6 +119,13 @@ def test_another_token_without_a_near_tie_is_a_fault() -> None:
     assert any("no near tie explains it" in line for line in judged(first, second))
 
 
+def test_the_largest_noise_explains_nothing() -> None:
+    calm, wild = [SURE] * 149, {"1": -0.1, "2": -20.0}  # one of 300 log-probabilities is off by 16 nats
+    first = side(([1] * 150, [*calm, SURE]), ([1], [SURE]))
+    second = side(([1] * 150, [*calm, wild]), ([2], [{"2": -0.1, "1": -4.0}]))
+    assert any("1 prompts are answered otherwise" in line for line in judged(first, second))
+
+
 def test_nothing_to_compare_is_a_fault() -> None:
     assert any("no token has" in line for line in judged(side(([1], [SURE])), side(([2], [{"3": -0.1}]))))
 
