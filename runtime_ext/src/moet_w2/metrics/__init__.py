@@ -1,6 +1,7 @@
 """moet_* metrics on vLLM's own /metrics, and the audit of a start.
 
     worker's steps        steps.py        counts what a step is handed: a few integers, no lock, no I/O
+    mapped layers' calls  reads.py        count what they read where it is decided, on the device
     worker's reporter     reporter.py     a thread: every second one small file (facts.py gathers what is in it),
                           prefill_log.py  and a line during a long prefill
     a folder              rank-N.json     written under another name, renamed: a reader sees all of it or nothing

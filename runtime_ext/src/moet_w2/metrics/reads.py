@@ -3,7 +3,8 @@
     a call of a mapped layer     adds to two words of the device's memory, in the order of steps; their address is fixed
                                  from the start, so that captured graphs may add to them
     reporter's thread            at each look copies all words by a stream of its own to pinned memory; no step waits
-                                 for the copy and the copy waits for no step
+                                 for the copy and the copy waits for no step. It begins when all graphs are captured:
+                                 CUDA lets no other thread ask for an event meanwhile
 
 A word may be one call ahead of another. Sums only grow.
 """
