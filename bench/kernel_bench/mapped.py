@@ -16,7 +16,7 @@ from .chain import Chain
 TOKENS = (1, 5, 64)
 AGAIN_TOKENS, AGAIN_CALLS = 256, 16
 """Tokens of a call that all go to the same experts, so that prefill has four entries of each; and calls, each with
-experts of its own. ``bytes_by_time`` is then 4 if the reads of every entry cross the bus, 1 if a cache answers others."""
+experts of its own. ``bytes_by_time`` is 4 if the reads of every entry cross the bus, 1 if a cache answers the rest."""
 
 
 def measure(repeats: int = 5) -> dict[str, Any]:
