@@ -56,6 +56,8 @@ class Server:
 
     Attributes:
         name: the configuration.
+        changed: whether the recipe is no longer the one that was served. Its memory settings are not known then, so
+            nothing is said of KV tokens, and no constant of memory is solved for.
         measured: figures by name, as they are predicted.
         tokens_per_step: by number of requests.
         correction_hits: share of routings that found FP4, by number of requests; absent where nothing was corrected.
@@ -70,7 +72,10 @@ class Server:
         self.mapped: tuple[int, ...]
         self.model, self.settings, self.mapped = predict.of_recipe(loaded, _config(loaded.model_path))
         self.cuda_bytes = int(loaded.device.vram_gib * GIB) if loaded.device and loaded.device.vram_gib else 0
-        self.measured: dict[str, float] = {"KV tokens": self.document["reported"]["kv_cache_tokens"]}
+        self.changed = self.document.get("recipe_sha256", loaded.digest) != loaded.digest
+        self.measured: dict[str, float] = {}
+        if not self.changed:
+            self.measured["KV tokens"] = self.document["reported"]["kv_cache_tokens"]
         self.tokens_per_step: dict[str, float] = {}
         self.correction_hits: dict[str, float] = {}
         self._decodes: dict[str, dict[str, Any]] = {}
@@ -157,6 +162,8 @@ def compare(servers: Sequence[Server], hbm_gbs: float, link_gbs: float) -> dict[
     machines = [Machine(each.cuda_bytes, 1 << 40, hbm_gbs, link_gbs, sm=9) for each in servers]
     workload = first.workload("1", DEFAULT)
     given = calibrated(first.model, machines[0], first.settings, first.mapped, first.seen(link_gbs), workload)
+    if first.changed:
+        given = replace(given, runtime_bytes=None)
     rows = []
     for each, machine in zip(servers, machines, strict=True):
         fitted = FITTED.get(each.document.get(facts.DIGEST, ""), ())
@@ -178,11 +185,12 @@ def compare(servers: Sequence[Server], hbm_gbs: float, link_gbs: float) -> dict[
     return {
         "constants_from": first.name,
         "constants": {
-            "runtime_gib": given.runtime_bytes / GIB,
+            "runtime_gib": None if given.runtime_bytes is None else given.runtime_bytes / GIB,
             "layer_us": given.costs.layer_us,
             "step_us": given.costs.step_us,
         },
         "assumed": {"hbm_gbs": hbm_gbs, "link_gbs": link_gbs},
+        "changed_since": [each.name for each in servers if each.changed],
         "workload": [_workload(each, requests, link_gbs) for each in servers for requests in each.tokens_per_step],
         "rows": rows,
     }
@@ -213,6 +221,9 @@ def table(found: dict[str, Any]) -> str:
             + ("  the planner was fitted to it" if row["fitted"] else "")
         )
     lines += ["", f"constants, from {found['constants_from']}: {found['constants']}", ""]
+    if found["changed_since"]:
+        names = ", ".join(found["changed_since"])
+        lines += [f"the recipe has changed since it was served, so KV tokens are left out: {names}", ""]
     for each in found["workload"]:
         nbytes, hits = each["link_bytes_per_step"], each["correction_hits"]
         lines.append(

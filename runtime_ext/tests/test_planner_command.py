@@ -29,7 +29,8 @@ def run(capsys, *options):
 def test_the_command_without_options(capsys):
     code, printed = run(capsys)
     assert code == 0
-    assert "map 43,44,45\n" in printed.out and "KV cache size 378,406 tokens" in printed.out
+    assert "map 43,44,45\n" in printed.out and "KV cache size 366,247 tokens" in printed.out
+    assert "of that a prompt of 300,000 tokens leaves 0.57 GiB free" in printed.out
 
 
 def test_the_command_as_json(capsys):
@@ -43,10 +44,17 @@ def test_the_command_as_json(capsys):
 
 def test_the_command_takes_every_option(capsys):
     options = "--vram-gib 96 --host-gib 128 --pcie-gbs 51 --hbm-gbs 1790 --context 300000 --seqs 4 --correction-gib 6"
-    options += " --utilization 0.974 --batched 2048 --speculative 4 --sm 12 --others 0.5 --runtime-gib 0.92"
+    options += " --utilization 0.974 --batched 2048 --speculative 4 --sm 12 --others 0.45"
     options += " --decode-context 2048"
     code, printed = run(capsys, "--json", *options.split())
     assert code == 0 and json.loads(printed.out) == json.loads(run(capsys, "--json")[1].out)
+
+
+def test_memory_that_vllm_counts_can_be_given(capsys):
+    given = json.loads(run(capsys, "--json", "--runtime-gib", "0.92")[1].out)["placements"][3]
+    computed = json.loads(run(capsys, "--json")[1].out)["placements"][3]
+    assert given["device_bytes"]["libraries, graphs, step peak"] == int(0.92 * 2**30)
+    assert given["kv_tokens"] > computed["kv_tokens"] and given["beyond_bytes"] == computed["beyond_bytes"]
 
 
 def test_the_command_says_no(capsys):
@@ -59,7 +67,7 @@ def test_the_command_reads_a_recipe(capsys):
     assert code == 0 and "mapped: 42,43,44,45" in printed.out
     code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--vram-gib", "80")
     assert code == 1 and "does not fit" in printed.out
-    code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--cuda-gib", "93.2")
+    code, printed = run(capsys, "--recipe", str(RECIPES / "pro6000-512k.yaml"), "--cuda-gib", "94.2")
     assert code == 0 and "without room for other requests" in printed.out
 
 

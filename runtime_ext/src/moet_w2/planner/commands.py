@@ -53,10 +53,10 @@ def add_parser(commands: Any) -> None:
         "--decode-context", type=options.HELD, metavar="N", help="tokens behind a request that decodes (2048)"
     )
     taken.add_argument(
-        "--others", type=options.SHARE, metavar="X", help="of the context, held by the other requests (0.5)"
+        "--others", type=options.SHARE, metavar="X", help="of the context, held by the other requests (0.45)"
     )
     taken.add_argument(
-        "--runtime-gib", type=options.PARTS, metavar="X", help="CUDA context, graphs and step peak (0.92)"
+        "--runtime-gib", type=options.PARTS, metavar="X", help="libraries, graphs and step peak (computed)"
     )
     parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
     parser.add_argument("--cards", action="store_true", help="a table of cards and contexts instead of one plan")
@@ -114,7 +114,7 @@ def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> i
         print(json.dumps(report.prediction_document(found, machine, mapped, given), indent=2))
     else:
         print(report.prediction_text(found, machine, mapped, settings.context))
-    return 0 if found.memory.fits else 1
+    return 0 if found.memory.fits and found.memory.spare >= 0 else 1
 
 
 def _made_for(device: Any, machine: Machine, args: argparse.Namespace) -> Machine:

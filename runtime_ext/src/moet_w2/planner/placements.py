@@ -43,7 +43,7 @@ class Assumptions:
 
     Attributes:
         costs: measured figures.
-        runtime_bytes: see ``memory.RUNTIME_BYTES``.
+        runtime_bytes: what vLLM counts beside all else, in place of what memory.py makes of it; None for that.
         others: tokens of the other requests together, as a share of the context.
         tokens_per_step: None for the default.
         correction_hits: None for the default.
@@ -52,7 +52,7 @@ class Assumptions:
     """
 
     costs: Costs = Costs()
-    runtime_bytes: int = memory.RUNTIME_BYTES
+    runtime_bytes: int | None = None
     others: float = memory.OTHERS
     tokens_per_step: float | None = None
     correction_hits: float | None = None

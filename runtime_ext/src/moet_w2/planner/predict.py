@@ -19,6 +19,9 @@ from .speed import Decode, Load
 
 UTILIZATION = 0.92
 """vLLM's gpu-memory-utilization where a recipe names none (vllm/config/cache.py)."""
+LOGITS_MB, ESTIMATE_GRAPHS = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+ENVIRONMENT = {LOGITS_MB: "512", ESTIMATE_GRAPHS: "1"}
+"""Variables that memory depends on, with vLLM's defaults (vllm/envs.py)."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,10 @@ def of_recipe(recipe: Recipe, config: Mapping[str, Any] | None = None) -> tuple[
     for option in ("max-num-seqs", "max-num-batched-tokens"):
         if option not in engine:
             raise RecipeError(f"{recipe.file}: engine.{option} is missing, and vLLM's own depends on the card; name it")
+    variables = ENVIRONMENT | {name: text for name, text in recipe.environment.items() if name in ENVIRONMENT}
+    for name, text in variables.items():
+        if not (text.isascii() and text.isdecimal()):
+            raise RecipeError(f"{recipe.file}: environment.{name} = {text!r} is no whole number, which vLLM wants")
     settings = Settings(
         context=engine["max-model-len"],
         utilization=engine.get("gpu-memory-utilization", UTILIZATION),
@@ -117,5 +124,7 @@ def of_recipe(recipe: Recipe, config: Mapping[str, Any] | None = None) -> tuple[
         excluded=recipe.w2.exclude_layers,
         block=engine.get("block-size", 256),
         async_scheduling=engine.get("async-scheduling", True),
+        logits_bytes=int(variables[LOGITS_MB]) << 20,
+        graphs_counted=bool(int(variables[ESTIMATE_GRAPHS])),
     )
     return model, settings, recipe.w2.mapped_layers

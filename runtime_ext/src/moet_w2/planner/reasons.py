@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .machine import Machine
-from .memory import Memory
+from .memory import LEAST_SPARE, Memory
 from .model import Model
 from .placements import DEFAULT, Assumptions, Placement, gib, smallest
 from .settings import Settings
@@ -45,6 +45,7 @@ def of(model: Model, machine: Machine, placements: Sequence[Placement], number: 
         f"a utilization of {settings.utilization:g} leaves {gib(machine.cuda_bytes - found.share)} of the card alone; "
         "vLLM does not start where other programs hold more"
     )
+    lines.append(_spare(machine, settings, found))
     return lines
 
 
@@ -126,6 +127,15 @@ def _cost(model: Model, placements: Sequence[Placement], draft: bool) -> str:
         if model.is_draft(after.mapped[0]) == draft:
             return f"{(after.decode[1].step_seconds - before.decode[1].step_seconds) * 1e3:.1f} ms"
     return "nothing"
+
+
+def _spare(machine: Machine, settings: Settings, found: Memory) -> str:
+    prompt = f"of that a prompt of {settings.context:,} tokens"
+    if found.safe:
+        return f"{prompt} leaves {gib(found.spare)} free"
+    then = f"leaves {gib(found.spare)} free" if found.spare >= 0 else f"takes {gib(-found.spare)} more than there is"
+    lower = settings.utilization - (LEAST_SPARE - found.spare) / machine.cuda_bytes
+    return f"{prompt} {then}: a utilization of {int(lower * 1000) / 1000:g} leaves enough to rely on"
 
 
 def _keys(keys: list[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from .cards import Proposal
 from .choose import Plan
 from .machine import Machine
-from .memory import KV_CACHE
+from .memory import KV_CACHE, LEAST_SPARE, Memory
 from .placements import Assumptions, Placement, gib
 from .predict import Prediction
 from .reported import NOTES
@@ -33,11 +33,14 @@ def prediction_text(prediction: Prediction, machine: Machine, mapped: tuple[int,
     """A given placement for a person."""
     found = prediction.memory
     lines = [_machine(machine), "", f"mapped: {','.join(map(str, mapped)) or 'no layer'}", ""]
-    lines += _purposes(found.device, found.kv_bytes, found.share, found.mapped_bytes)
+    lines += _purposes(found)
     verdict = f"does not fit: it needs {gib(found.kv_needed)}"
     if found.fits:
         verdict = "fits" if found.roomy else "fits, without room for other requests beside one of full length"
     lines += ["", f"KV cache size {found.kv_tokens:,} tokens; a context of {context:,} {verdict}", ""]
+    if not found.safe:
+        short = f"{gib(found.spare)}, less than the {gib(LEAST_SPARE)} that should"
+        lines += [f"free while a prompt of {context:,} tokens runs: {short}; lower gpu-memory-utilization", ""]
     for requests, step in prediction.decode.items():
         lines.append(_rate(requests, step.tokens_per_s, step.step_seconds, step.tokens_per_step))
         lines.append("    " + ", ".join(f"{cause} {seconds * 1e3:.2f} ms" for cause, seconds in step.seconds.items()))
@@ -126,14 +129,15 @@ def _machine(machine: Machine) -> str:
 
 def _bytes(chosen: Placement) -> list[str]:
     found = chosen.memory
-    lines = _purposes(found.device, found.kv_bytes, found.share, found.mapped_bytes)
+    lines = _purposes(found)
     lines.append(f"KV cache size {found.kv_tokens:,} tokens, as vLLM will report it for {chosen.settings.context:,}")
     return lines
 
 
-def _purposes(device: dict[str, int], kv_bytes: int, share: int, mapped_bytes: int) -> list[str]:
-    rows = [*device.items(), (KV_CACHE, kv_bytes), ("together: utilization of the card", share)]
-    rows.append(("mapped layers, in host memory", mapped_bytes))
+def _purposes(found: Memory) -> list[str]:
+    rows = [*found.device.items(), (KV_CACHE, found.kv_bytes), ("together: utilization of the card", found.share)]
+    rows += [*found.beyond.items(), ("free while a longest prompt runs", found.spare)]
+    rows.append(("mapped layers, in host memory", found.mapped_bytes))
     return [f"{name:<36}{nbytes:>17,}  {gib(nbytes):>11}" for name, nbytes in rows]
 
 
@@ -178,7 +182,7 @@ def _placement(each: Placement) -> dict[str, Any]:
     }
 
 
-def _memory(found: Any) -> dict[str, Any]:
+def _memory(found: Memory) -> dict[str, Any]:
     return {
         "device_bytes": found.device | {KV_CACHE: found.kv_bytes},
         "share_bytes": found.share,
@@ -186,6 +190,8 @@ def _memory(found: Any) -> dict[str, Any]:
         "kv_needed_bytes": found.kv_needed,
         "kv_reserve_bytes": found.kv_reserve,
         "kv_tokens": found.kv_tokens,
+        "beyond_bytes": found.beyond,
+        "spare_bytes": found.spare,
     }
 
 

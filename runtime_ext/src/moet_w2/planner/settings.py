@@ -22,6 +22,9 @@ class Settings:
         excluded: keys of layers that never take a correction slot; None for the draft layers.
         block: ``block-size`` of the KV cache.
         async_scheduling: whether the next step is scheduled before the last one is settled.
+        logits_bytes: most bytes of one piece of the indexer's scores: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
+        graphs_counted: whether vLLM takes its estimate of CUDA graphs off the KV cache:
+            VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS.
     """
 
     context: int = 300_000
@@ -33,9 +36,11 @@ class Settings:
     excluded: tuple[int, ...] | None = None
     block: int = 256
     async_scheduling: bool = True
+    logits_bytes: int = 128 << 20
+    graphs_counted: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("context", "seqs", "batched", "block"):
+        for name in ("context", "seqs", "batched", "block", "logits_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("speculative", "correction_bytes"):
