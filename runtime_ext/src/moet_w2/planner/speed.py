@@ -32,9 +32,10 @@ class Load:
             right for target layers and too much for a draft's, of which all rows but the first of a request are one
             mask token (vllm/v1/worker/gpu/spec_decode/dflash/speculator.py). On an H200 with made-up weights a draft
             layer read some 12 and 25 experts for one and four requests, where independent draws give 23 and 81 (NVML's
-            samples, bench/results/planner_h200.json; the times of the steps say the same). What trained weights choose was not measured, so no default counts on it:
-            without this field mapped draft layers cost too much rather than too little. Draft layers in device memory
-            are over-estimated alike, by 0.6 and 2.3% of a step there, and no counter tells.
+            samples, bench/results/planner_h200.json; the times of the steps say the same). What trained weights choose
+            was not measured, so no default counts on it: without this field mapped draft layers cost too much rather
+            than too little. Draft layers in device memory are over-estimated alike, by some 0.6 and 2.3% of a step
+            there, and no counter tells.
     """
 
     requests: int = 1
