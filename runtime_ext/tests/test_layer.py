@@ -125,3 +125,14 @@ def test_codes_are_told_of_as_this_ranks_share() -> None:
     whole = {projection: tensors[3, projection, "weight"].view(torch.uint8) for projection in ("w1", "w2")}
     assert torch.equal(told[3, "w1"], whole["w1"][TINY.width :])
     assert torch.equal(told[3, "w2"], whole["w2"][:, TINY.width // 2 :])
+
+
+def test_a_tensor_stays_until_the_next_one_so_that_they_share_a_segment() -> None:
+    layer, tensors = device_layer(TINY), expert_tensors(TINY)
+    last = None
+    for (expert, projection, kind), tensor in tensors.items():
+        layer.put(expert, projection, kind, tensor)
+        last = tensor if kind == "weight" else last
+        if not layer.complete:
+            assert layer._last.data_ptr() == last.data_ptr()
+    assert layer.complete and layer._last is None

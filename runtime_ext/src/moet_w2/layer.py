@@ -48,6 +48,7 @@ class W2Layer:
         self.on_codes: Callable[[int, str, torch.Tensor], None] | None = None
         self.origin = "checkpoint"
         self._arrived: set[tuple[int, str, str]] = set()
+        self._last: torch.Tensor | None = None
         self._views = {
             name: self.storage[part.offset : part.offset + part.nbytes].view(part.experts, part.row_bytes)
             for name, part in self.geometry.parts.items()
@@ -116,6 +117,13 @@ class W2Layer:
         else:
             planes.pack_scales(share, out=place)
         self._arrived.add((expert, projection, kind))
+        # vLLM loads with max_split_size_mb:20, and PyTorch takes tensors of 1 to 10 MiB from segments of 20 MiB. One in
+        # which nothing lies is then too large to be split again, so each tensor would take a new one: 45 GiB for three
+        # layers. While the last tensor lives until the next is there, one segment serves all.
+        if kind == "weight":
+            self._last = source
+        if self.complete:
+            self._last = None
 
     def adopt(self) -> None:
         """Take what the storage holds for the complete layer: it was read from a cache of this very layer."""
