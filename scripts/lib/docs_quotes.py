@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import docs_memory
 import docs_serving
 import docs_words
 from docs_facts import content
@@ -124,6 +125,7 @@ QUOTES: tuple[Quote, ...] = (
     Quote(HOW, "kernels_h200.json", docs_words.kernel_targets),
     Quote(HOW, "kernels_counters_h200.json", docs_words.kernel_counters),
     Quote(HOW, "decode_rate_h200.json", docs_words.whole_steps),
+    Quote(HOW, "decode_rate_peers_h200.json", docs_serving.second_run),
     Quote(HOW, "startup_h200.json", docs_words.read_layers),
     Quote(HOW, "reads_cpu.json", docs_words.other_readers),
     # What has been shown, and where.
@@ -158,6 +160,9 @@ QUOTES: tuple[Quote, ...] = (
     Quote(VALIDATION, "servers", docs_serving.price),
     Quote(VALIDATION, "servers", docs_serving.stops),
     Quote(VALIDATION, "servers", docs_serving.unanswered),
+    Quote(VALIDATION, "profiles", docs_memory.room),
+    Quote(VALIDATION, "profiles", docs_memory.kv_caches),
+    Quote(VALIDATION, "planner_h200.json", docs_memory.rates),
     Quote(VALIDATION, "profiles", docs_serving.held),
     Quote(VALIDATION, "profiles", lambda profiles: f"so that {profiles['512k'].device.vram_gib:g} GiB were left to it"),
     Quote(VALIDATION, "decode_rate_peers_h200.json", docs_serving.peers),

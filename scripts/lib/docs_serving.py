@@ -59,11 +59,16 @@ def held(profiles: dict[str, Recipe]) -> str:
     return f"inside {profiles['512k'].device.vram_gib:g} GiB"
 
 
+def second_run(result: dict[str, Any]) -> str:
+    """Whole steps beside stock, measured once more."""
+    return f"in a second run, on another host, {_pair(result['ours_over_stock']['ours-0-mapped'], 2)}"
+
+
 def peers(result: dict[str, Any]) -> list[str]:
     """Whole steps of the run that has offloaded and mapped sides."""
-    stock, offloaded = result["ours_over_stock"]["ours-0-mapped"], result["ours_over_offloaded"]["ours-4-mapped"]
+    offloaded = result["ours_over_offloaded"]["ours-4-mapped"]
     return [
-        f"in a second run, on another host, {_pair(stock, 2)}",
+        second_run(result),
         f"4 layers mapped: {_pair(offloaded, 1)} times stock's with the experts of 4 layers offloaded",
     ]
 
