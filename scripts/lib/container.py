@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pins as pin_table
+import seccomp_profile
 from build_errors import MISSING, OK, USAGE, BuildError
 
 ENGINES = ("docker", "podman")
@@ -78,13 +79,16 @@ def run_command(
 ) -> list[str]:
     """Serves from the image, in the foreground. `server` are options of scripts/serve-pro6000-ds4flash.sh.
 
-    Raises BuildError for a folder or file that is not there: an engine would make an empty folder of it.
+    Raises BuildError for a folder or file that is not there, of which an engine would make an empty folder, and for a
+    seccomp profile that is none: an engine says of that what its JSON parser said.
     """
     for folder in (options.checkpoint, options.cache):
         if not folder.is_dir():
             raise BuildError(f"{folder} is no folder; name one of this host", USAGE)
     if options.seccomp and not options.seccomp.is_file():
         raise BuildError(f"--seccomp {options.seccomp} is no file; scripts/seccomp-profile.sh writes one", USAGE)
+    if options.seccomp:
+        seccomp_profile.read(options.seccomp)
     flags = ["--rm", "--init", "--ulimit", "memlock=-1"]
     if options.seccomp:
         flags += ["--security-opt", f"seccomp={options.seccomp.absolute()}"]

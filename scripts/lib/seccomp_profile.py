@@ -13,10 +13,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from build_errors import FAILED, OK, BuildError
+from build_errors import FAILED, OK, USAGE, BuildError
 
 CALLS = ("mbind", "move_pages")
+_NAMING = {"names", "name"}
+"""Fields by which a rule names its calls; docker still takes the old one, of a single name."""
 PODMAN = Path("/usr/share/containers/seccomp.json")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A profile, before an engine is given it. What its rules say is the engine's to judge.
+
+    Raises BuildError for a file that cannot be read, is not JSON, or lacks what makes a profile.
+    """
+    remedy = "scripts/seccomp-profile.sh writes one"
+    try:
+        profile = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be read ({error.strerror}); {remedy}", USAGE) from None
+    except ValueError as error:
+        raise BuildError(f"{path} is no seccomp profile: not JSON ({error}); {remedy}", USAGE) from None
+    if not isinstance(profile, dict) or not isinstance(profile.get("defaultAction"), str):
+        raise BuildError(f"{path} is no seccomp profile: it has no defaultAction; {remedy}", USAGE)
+    rules = profile.get("syscalls")
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) and rule.keys() & _NAMING for rule in rules):
+        raise BuildError(f"{path} is no seccomp profile: its syscalls are no list of rules with names; {remedy}", USAGE)
+    return profile
 
 
 def allow(profile: dict[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_run_allows_what_mapped_layers_need(folders: list[str], tmp_path: Path, 
         f"--publish 127.0.0.1:8000:8000 --env VLLM_API_KEY {container.tag(TABLE)} --profile 300k\n"
     )
     profile = tmp_path / "profile.json"
-    profile.write_text("{}")
+    profile.write_text(json.dumps(DOCKER))
     options = ["--seccomp", str(profile), "--port", "9000"]
     command = printed(capsys, "run", *folders, *options, "--print", CONTAINER_ENGINE="podman")
     assert command.startswith("podman run --rm --init --ulimit memlock=-1 ")
@@ -136,7 +136,7 @@ def test_several_nodes_need_a_profile(folders: list[str], tmp_path: Path, monkey
     assert container.main(["run", *folders, "--print"], {}) == 0
     assert capsys.readouterr().err == "container: 2 NUMA nodes: layers are mapped only with --seccomp FILE\n"
     profile = tmp_path / "profile.json"
-    profile.write_text("{}")
+    profile.write_text(json.dumps(DOCKER))
     assert container.main(["run", *folders, "--seccomp", str(profile), "--print"], {}) == 0
     assert capsys.readouterr().err == ""
 
@@ -170,6 +170,40 @@ def test_wrong_usage_is_status_2(tmp_path: Path, arguments: list[str], capsys: p
 def test_what_is_not_there_is_said(tmp_path: Path, arguments: list[str], message: str, capsys) -> None:
     assert container.main(["run", "--print", *(str(tmp_path) if word == "FOLDER" else word for word in arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not JSON"),
+        ('{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [', "not JSON"),
+        ("\udcff", "not JSON"),
+        ("[]", "it has no defaultAction"),
+        ('{"syscalls": []}', "it has no defaultAction"),
+        ('{"defaultAction": "SCMP_ACT_ERRNO"}', "its syscalls are no list of rules with names"),
+        (
+            '{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"action": "SCMP_ACT_ALLOW"}]}',
+            "its syscalls are no list of rules",
+        ),
+    ],
+)
+def test_what_is_no_seccomp_profile_never_reaches_an_engine(
+    folders: list[str], tmp_path: Path, content: str, message: str
+) -> None:
+    engine, called, profile = tmp_path / "docker", tmp_path / "called", tmp_path / "profile.json"
+    engine.write_text(f"#!/bin/sh\ntouch {called}\n")
+    engine.chmod(0o755)
+    profile.write_text(content, errors="surrogateescape")
+    command = [ROOT / "scripts" / "container.sh", "run", *folders, "--seccomp", str(profile)]
+    environment = {**os.environ, "CONTAINER_ENGINE": str(engine)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and not called.exists()
+    assert line.startswith(f"container: error: {profile} is no seccomp profile: {message}")
+    assert line.endswith("; scripts/seccomp-profile.sh writes one")
+    old = {**PODMAN, "syscalls": [{"name": "read", "action": "SCMP_ACT_ALLOW"}]}
+    profile.write_text(json.dumps(old))
+    assert subprocess.run(command, env=environment).returncode == 0 and called.exists()
 
 
 def test_build_takes_the_pinned_images_and_says_what_is_not_pinned(monkeypatch, capsys) -> None:
