@@ -13,7 +13,7 @@ from .. import launch_checks, placement
 from ..command import Command
 from ..config import W2Config
 from ..recipe import Recipe
-from . import gpus, launch, memory, nvml, software, storage
+from . import gpus, launch, longest_prompt, memory, nvml, software, storage
 from .report import Check, Report, Status, made, skipped
 from .subject import Subject
 
@@ -111,6 +111,7 @@ def _recipe(subject: Subject) -> list[Check]:
         plan = placement.plan(chosen, report.target_layers, recipe.expect.w2_layers - report.target_layers)
         checks += made("host memory", lambda: memory.check_limits(subject, needed, homes), _MEMORY)
         checks += made("GPU weights", lambda: gpus.check_weights(subject, chosen, report), "map more layers")
+        checks += made(longest_prompt.THING, lambda: longest_prompt.check(subject), "lower gpu-memory-utilization")
         checks += made("folders", lambda: storage.check(subject, chosen, report, plan), "name other folders")
     else:
         checks.append(skipped("memory, folders, disk space", "settings and checkpoint must hold first"))
