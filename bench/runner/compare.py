@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .fault import BenchError
-from .library import Result
+from .library import RESULTS, Library, Result
 
 _RATE, _TIME = "_per_s", "seconds"
 _SKIPPED = ("provenance", "audit", "metrics", "counters", "logger", "progress", "prediction", "engine", "samples")
 """Parts that are not figures of the benchmark itself."""
+_TOLD = {"commit": str | None, "command": str, "dirty": bool, "hardware": dict, "versions": dict}
+"""What :func:`differences` reads of a result's provenance, and its kinds."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,30 @@ class Row:
         if self.name.endswith(_RATE):
             return 1 - self.ratio
         return self.ratio - 1 if self.name.endswith(_TIME) else 0.0
+
+
+def read(path: Path, library: Library) -> Result:
+    """A result file, wherever it lies.
+
+    Raises:
+        BenchError: it cannot be read, is not JSON, or no result; names those that the checkout has.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise BenchError(f"{path} cannot be read ({error.strerror}); {_choice(library)}") from None
+    except ValueError as error:
+        raise BenchError(f"{path} is not JSON ({error}); {_choice(library)}") from None
+    told = document.get("provenance") if isinstance(document, dict) else None
+    if not isinstance(told, dict) or any(not isinstance(told.get(name), kind) for name, kind in _TOLD.items()):
+        raise BenchError(f"{path} is no result: it has no whole provenance; {_choice(library)}")
+    return Result(path, document)
+
+
+def _choice(library: Library) -> str:
+    """The remedy: results of the checkout, by name."""
+    found = [name.name for name in library.tracked(RESULTS) if name.suffix == ".json"]
+    return f"name a result file; {RESULTS} has {', '.join(found) or 'none'}"
 
 
 def rows(first: Result, second: Result) -> list[Row]:
