@@ -1,7 +1,7 @@
 """One command for what bench/ holds.
 
     python bench/cli.py run --recipe NAME [--box NAME] [--out FILE] [-- OPTIONS of bench/serving.py]
-    python bench/cli.py load --recipe NAME [--prompts N] [--out FILE]       vllm bench serve against a running server
+    python bench/cli.py load --recipe NAME [--base-url URL] [--out FILE]    vllm bench serve against a running server
     python bench/cli.py render [--check | --list]                          tables in documents, charts in bench/plots
     python bench/cli.py compare A B [--worse-than PERCENT]
     python bench/cli.py lint                                               recipes, boxes, results
@@ -27,9 +27,9 @@ if __name__ == "__main__" and importlib.util.find_spec("moet_w2") is None:
 import facts
 from runner import boxes, compare, lint, load, render, tables
 from runner.fault import BenchError
-from runner.library import RESULTS, Library, Result
+from runner.library import RESULTS, Library
 
-from moet_w2 import overrides
+from moet_w2 import command, overrides
 from moet_w2.errors import MoetError
 from moet_w2.recipe import Recipe
 
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verb = commands.add_parser("load", help="vllm bench serve against a running server")
     verb.add_argument("--recipe", required=True, help="name of the recipe that it serves")
+    verb.add_argument("--base-url", metavar="URL", help="of its API, without /v1; default: by HOST and PORT")
     verb.add_argument("--prompts", type=int, default=16, help="number of requests")
     verb.add_argument("--input-tokens", type=int, default=512, help="of each prompt, about")
     verb.add_argument("--output-tokens", type=int, default=128, help="of each answer")
@@ -97,17 +98,16 @@ def _run(args: argparse.Namespace, library: Library) -> int:
     out = args.out or library.root / RESULTS / f"serving_{recipe.name}_{box.name}.json"
     # Relative paths, since the result tells the command.
     named = os.path.relpath(recipe.file, library.root.resolve())
-    command = [sys.executable, str(Path(__file__).with_name("serving.py")), "--recipe", named]
+    serving = [sys.executable, str(Path(__file__).with_name("serving.py")), "--recipe", named]
     if box.limits.command_seconds and "--budget" not in args.serving:
-        command += ["--budget", str(box.limits.command_seconds - _MARGIN_SECONDS)]
-    return subprocess.call([*command, "--out", str(out.resolve()), *args.serving], cwd=library.root)
+        serving += ["--budget", str(box.limits.command_seconds - _MARGIN_SECONDS)]
+    return subprocess.call([*serving, "--out", str(out.resolve()), *args.serving], cwd=library.root)
 
 
 def _load(args: argparse.Namespace, library: Library) -> int:
     recipe, here = _recipe(args.recipe, library), overrides.read(os.environ)
     asked = load.Load(
-        host=here.host,
-        port=here.port,
+        base_url=(args.base_url or command.render(recipe, here).base_url).rstrip("/"),
         model=here.served_model_name or recipe.model.served_name,
         tokenizer=here.model_path or recipe.model_path,
         prompts=args.prompts,
@@ -136,7 +136,7 @@ def _render(args: argparse.Namespace, library: Library) -> int:
 
 
 def _compare(args: argparse.Namespace, library: Library) -> int:
-    first, second = (Result(path, library.read(path.resolve())) for path in (args.first, args.second))
+    first, second = (compare.read(path, library) for path in (args.first, args.second))
     rows = compare.rows(first, second)
     print(compare.text(rows, list(compare.differences(first, second)), first, second))
     if args.worse_than is None:

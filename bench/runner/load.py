@@ -8,10 +8,13 @@ rate are what ours lacks.
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ COUNTS = ("num_prompts", "completed", "failed", "total_input_tokens", "total_out
 RATES = ("duration", "request_throughput", "output_throughput", "total_token_throughput")
 LATENCIES = ("ttft", "tpot", "itl")
 """Upstream's names of what is taken over; latencies in milliseconds."""
+_PROBE_SECONDS = 5
+"""What a server may take for its first word; one that is ready answers /health at once."""
 _STATISTICS = ("mean", "median", "p99")
 
 
@@ -30,7 +35,7 @@ class Load:
     """What is asked for.
 
     Attributes:
-        host, port, model: the server, and the name that it serves under.
+        base_url, model: URL of the server's API, without /v1, and the name that it serves under.
         tokenizer: folder of the checkpoint.
         prompts: number of requests.
         input_tokens, output_tokens: of each; the first about, the second exactly.
@@ -38,8 +43,7 @@ class Load:
         tokenizer_mode: as for ``vllm serve``.
     """
 
-    host: str
-    port: int
+    base_url: str
     model: str
     tokenizer: Path
     prompts: int = 16
@@ -57,8 +61,7 @@ class Load:
             )
         options = {
             "backend": "vllm",
-            "host": self.host,
-            "port": self.port,
+            "base-url": self.base_url,
             "model": self.model,
             "tokenizer": self.tokenizer,
             "tokenizer-mode": self.tokenizer_mode,
@@ -80,11 +83,13 @@ def run(load: Load, seconds: float, vllm: Path | None = None) -> dict[str, Any]:
     """Run it, and give the result without provenance.
 
     Raises:
-        BenchError: it failed, took longer than ``seconds``, or left something else than was expected.
+        BenchError: there is no server, it failed, took longer than ``seconds``, or left something else than was
+            expected.
     """
     vllm = vllm or Path(sys.executable).with_name("vllm")
     with tempfile.TemporaryDirectory() as folder:
         command = load.command(vllm, Path(folder))
+        _look_for_server(load.base_url)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
@@ -93,6 +98,27 @@ def run(load: Load, seconds: float, vllm: Path | None = None) -> dict[str, Any]:
             said = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["nothing"]
             raise BenchError(f"vllm bench serve ended with status {done.returncode}: {said[0]}; is the server up?")
         return read(Path(folder) / "load.json") | {"asked": _asked(load)}
+
+
+def _look_for_server(base_url: str) -> None:
+    """Ask before upstream's tool does: it imports vLLM and draws prompts first, then fails in every request.
+
+    Raises:
+        BenchError: /health is not answered with 200.
+    """
+    try:
+        with urllib.request.urlopen(f"{base_url}/health", timeout=_PROBE_SECONDS) as answer:
+            said = None if answer.status == 200 else f"/health: status {answer.status}"
+    except urllib.error.HTTPError as error:
+        said = f"/health: status {error.code}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        said = getattr(reason, "strerror", None) or str(reason)
+    if said:
+        remedy = (
+            "start one with `moet serve --recipe FILE`, or name the one that runs by --base-url, or by HOST and PORT"
+        )
+        raise BenchError(f"no server is ready at {base_url} ({said}); {remedy}")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import http.server
 import json
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import bench_samples as samples
@@ -67,6 +71,42 @@ def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None
     assert "compare two of one benchmark" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("", "is not JSON ("),
+        ('{"provenance": {', "is not JSON ("),
+        ("\udcff", "is not JSON ("),
+        ("[1]", "is no result: it has no whole provenance"),
+        ('{"seconds": 3.0}', "is no result: it has no whole provenance"),
+        ('{"provenance": {"commit": null, "command": "x", "dirty": false, "hardware": {}}}', "is no result: it has no"),
+        (
+            '{"provenance": {"commit": 5, "command": "x", "dirty": false, "hardware": {}, "versions": {}}}',
+            "is no result",
+        ),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_is_no_result_is_named_with_those_that_there_are(
+    root: Path, tmp_path: Path, capsys, content: str | None, said: str, turn: int
+) -> None:
+    other = tmp_path / "other.json"
+    if content is not None:
+        other.write_text(content, errors="surrogateescape")
+    given = [str(root / "bench" / "results" / "serving_0.json"), str(other)][::turn]
+    assert cli.main(["compare", *given], root) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"bench: error: {other} {said}")
+    assert "; name a result file; bench/results has host_memory_h200.json, kernels_h200.json, " in line
+    assert line.endswith("serving_0.json, serving_1.json")
+
+
+def test_results_of_this_checkout_are_results(capsys) -> None:
+    for path in sorted((samples.ROOT / "bench" / "results").glob("*.json")):
+        assert cli.main(["compare", str(path), str(path)]) == 0, capsys.readouterr().err
+
+
 def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200, monkeypatch) -> None:
     ran = []
     monkeypatch.setattr(cli.subprocess, "call", lambda command, cwd: ran.append((cwd, *command)) or 3)
@@ -88,7 +128,7 @@ def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200
         (["run", "--recipe", "demo-cpu"], "recipe demo-cpu is not for box h200"),
         (["run", "--recipe", "pro6000-300k", "--box", "pro6000"], "this machine is not box pro6000: its GPU is NVIDIA"),
         (["run", "--recipe", "h200-300k", "--box", "moon"], "there is no box 'moon'"),
-        (["compare", "nothing.json", "nothing.json"], "nothing.json: .*No such file"),
+        (["compare", "nothing.json", "nothing.json"], r"nothing.json cannot be read \(No such file or directory\)"),
     ],
 )
 def test_bad_usage_is_one_line(root: Path, on_h200, capsys, arguments: list[str], said: str) -> None:
@@ -139,23 +179,90 @@ def vllm(tmp_path: Path):
     return make
 
 
-LOAD = loads.Load("127.0.0.1", 8000, "moet-demo", DEMO, prompts=3)
+LOAD = loads.Load("http://127.0.0.1:8000", "moet-demo", DEMO, prompts=3)
 
 
-def test_upstream_s_load_is_read_into_parts(vllm) -> None:
-    found = loads.run(LOAD, 20, vllm(UPSTREAM))
+class Health(http.server.BaseHTTPRequestHandler):
+    """A server as far as it is asked before a load; its status is that of its class."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def ready():
+    """A load for a server that is up."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield dataclasses.replace(LOAD, base_url=f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_upstream_s_load_is_read_into_parts(vllm, ready) -> None:
+    found = loads.run(ready, 20, vllm(UPSTREAM))
     assert found["counts"]["num_prompts"] == 3 and found["client"]["output_throughput"] == 204.8
     assert found["client_milliseconds"]["ttft"] == {"mean": 5.0, "median": 5.0, "p99": 5.0}
     assert found["asked"]["input_tokens"] == 512
 
 
-def test_a_load_that_failed_is_one_line(vllm, monkeypatch) -> None:
+def test_a_load_that_failed_is_one_line(vllm, ready, monkeypatch) -> None:
     short = {name: value for name, value in UPSTREAM.items() if name != "p99_itl_ms"}
     with pytest.raises(BenchError, match="has no 'p99_itl_ms'"):
-        loads.run(LOAD, 20, vllm(short))
+        loads.run(ready, 20, vllm(short))
     monkeypatch.setenv("HOW", "fail")
     with pytest.raises(BenchError, match="ended with status 1: connection refused; is the server up"):
-        loads.run(LOAD, 20, vllm(UPSTREAM))
+        loads.run(ready, 20, vllm(UPSTREAM))
+
+
+@pytest.fixture
+def upstream_is_not_called(monkeypatch) -> None:
+    real = loads.subprocess.run
+
+    def run(command: list[str], **how: object) -> object:
+        assert command[1:3] != ["bench", "serve"], "vllm bench serve was started"
+        return real(command, **how)
+
+    monkeypatch.setattr(loads.subprocess, "run", run)
+
+
+def test_without_a_server_a_load_ends_at_once(upstream_is_not_called, monkeypatch, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("HOST", "127.0.0.1")
+    monkeypatch.setenv("PORT", str(port))
+    remedy = "start one with `moet serve --recipe FILE`, or name the one that runs by --base-url, or by HOST and PORT"
+    for words, host in (([], "127.0.0.1"), (["--base-url", f"http://localhost:{port}/"], "localhost")):
+        assert cli.main(["load", "--recipe", "demo-cpu", *words]) == 2
+        line = f"no server is ready at http://{host}:{port} (Connection refused); {remedy}"
+        assert capsys.readouterr().err == f"bench: error: {line}\n"
+    assert cli.main(["load", "--recipe", "demo-cpu", "--base-url", "localhost"]) == 2
+    assert "no server is ready at localhost (unknown url type: 'localhost/health')" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_ready_is_no_server(upstream_is_not_called, ready, monkeypatch) -> None:
+    monkeypatch.setattr(Health, "status", 503)
+    with pytest.raises(BenchError, match=rf"no server is ready at {ready.base_url} \(/health: status 503\); start one"):
+        loads.run(ready, 20)
+
+
+def test_what_is_no_http_server_is_no_server(upstream_is_not_called) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-something\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        asked = dataclasses.replace(LOAD, base_url=f"http://127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(BenchError, match="no server is ready at .*SSH-2.0-something"):
+            loads.run(asked, 20)
 
 
 def test_where_there_is_no_tokenizer_upstream_s_tool_does_not_fit(capsys) -> None:
@@ -178,8 +285,8 @@ def test_the_installed_tool_knows_these_options_and_writes_these_fields() -> Non
     assert 'f"mean_{metric_attribute_name}_ms"' in source and 'f"p{p_word}_{metric_attribute_name}_ms"' in source
 
 
-def test_a_load_result_is_sealed_and_passes(root: Path, vllm) -> None:
-    found = loads.run(LOAD, 20, vllm(UPSTREAM))
+def test_a_load_result_is_sealed_and_passes(root: Path, vllm, ready) -> None:
+    found = loads.run(ready, 20, vllm(UPSTREAM))
     document = {"provenance": samples.PROVENANCE, "configuration": "demo-cpu"} | found
     samples.store(root, facts.sealed(document), "load.json")
     assert cli.main(["lint"], root) == 0
