@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 from generators import TINY, device_layer
 
-from moet_w2 import audit
+from moet_w2 import audit, cli
 from moet_w2.audit import Audit
 from moet_w2.config import W2Config
 from moet_w2.errors import AuditError
 from moet_w2.placement import plan
 
+DEMO = Path(__file__).resolve().parents[2] / "bench" / "recipes" / "demo-cpu.yaml"
 DEVICE = {"type": "cpu", "name": "test", "pci": None, "numa": {"node": 0, "nodes": [0], "reason": "the only node"}}
 POOL = {"policy": "freq", "slots": 3, "row_bytes": 10, "bytes": 30, "prefill": True}
 SERVING = {
@@ -291,7 +292,6 @@ def test_a_kv_cache_that_is_too_small_for_one_request_ends_the_start(tmp_path: P
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("schema_version", 2),
         ("tensor_parallel.size", 0),
         ("serving.surprise", 1),
         ("serving.kv_cache_tokens", "many"),
@@ -304,16 +304,71 @@ def test_a_kv_cache_that_is_too_small_for_one_request_ends_the_start(tmp_path: P
 )
 def test_a_document_that_breaks_the_schema_is_refused(written: Path, path: str, value: object) -> None:
     written.write_text(json.dumps(drift(audit.load(written), path, value)))
-    with pytest.raises(AuditError, match="breaks its schema at"):
+    with pytest.raises(AuditError, match="breaks its schema at .*; start the server again, which writes a new one$"):
         audit.load(written)
 
 
-def test_missing_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match="does not exist"):
-        audit.load(tmp_path / "none.json")
-    (tmp_path / "half.json").write_text('{"schema": ')
-    with pytest.raises(AuditError, match="cannot be read as JSON"):
-        audit.load(tmp_path / "half.json")
+AGAIN = "start the server again, which writes a new one"
+UNREADABLE = {
+    "missing": (lambda path: path.unlink(), "does not exist; is the server that writes it up?"),
+    "a folder": (
+        lambda path: (path.unlink(), path.mkdir()),
+        "cannot be read (Is a directory); name the file in W2_AUDIT_PATH",
+    ),
+    "truncated": (
+        lambda path: path.write_text(path.read_text()[:-100]),
+        f"cannot be read as JSON (*); copy it again, or {AGAIN}",
+    ),
+    "empty": (lambda path: path.write_text(""), f"cannot be read as JSON (*); copy it again, or {AGAIN}"),
+    "not text": (lambda path: path.write_bytes(b"\xff"), f"cannot be read as JSON (*); copy it again, or {AGAIN}"),
+    "of an older moet": (
+        lambda path: respell(path, "schema_version", 2),
+        f"is of schema version 2, this moet reads 3; read it with the moet that served, or {AGAIN}",
+    ),
+    "without a version": (
+        lambda path: respell(path, "schema_version", None),
+        f"is of schema version None, this moet reads 3; read it with the moet that served, or {AGAIN}",
+    ),
+    "with a long value in the wrong place": (
+        lambda path: respell(path, "tensor_parallel", {"x": "y" * 5000}),
+        f"breaks its schema at $.tensor_parallel: *; {AGAIN}",
+    ),
+}
+FOREIGN = {
+    "another document": lambda path: path.write_text('{"schema": "moet.smoke", "schema_version": 3}'),
+    "a list": lambda path: path.write_text("[]"),
+}
+
+
+def respell(path: Path, name: str, value: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+
+def told(path: Path, capsys, verb: str) -> str:
+    """The one line that moet audit ends with."""
+    more = ["--recipe", str(DEMO)] if verb == "check" else []
+    assert cli.main(["audit", verb, str(path), *more]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == "" and len(line) < 600
+    return line
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_an_audit_that_cannot_be_read_is_one_line_with_a_remedy(written: Path, capsys, verb: str, fault: str) -> None:
+    spoil, said = UNREADABLE[fault]
+    spoil(written)
+    line = re.escape(f"moet: error: audit {written} {said}").replace(r"\*", ".+")
+    assert re.fullmatch(line, told(written, capsys, verb))
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+@pytest.mark.parametrize("fault", FOREIGN)
+def test_what_is_no_audit_is_called_so(written: Path, capsys, verb: str, fault: str) -> None:
+    FOREIGN[fault](written)
+    why = f"{written} is no audit: its schema is not moet.audit; name the file in W2_AUDIT_PATH"
+    assert told(written, capsys, verb) == f"moet: error: {why}"
 
 
 def test_a_reader_never_sees_half_an_audit(written: Path, monkeypatch) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA_NAME", "SCHEMA_VERSION", "Audit", "check", "load", "schema", "summary", "violations"]
 SCHEMA_NAME = "moet.audit"
 SCHEMA_VERSION = 3
+_LONGEST = 200
+"""Characters of a message of jsonschema that a line takes over."""
 
 
 class Audit:
@@ -188,16 +190,28 @@ def load(path: str | Path) -> dict[str, Any]:
     """
     import jsonschema
 
+    again = "start the server again, which writes a new one"
     try:
         document = json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise AuditError(f"audit {path} does not exist; is the server that writes it up?") from None
-    except (OSError, ValueError) as error:
-        raise AuditError(f"audit {path} cannot be read as JSON: {error}") from None
+    except OSError as error:
+        raise AuditError(f"audit {path} cannot be read ({error.strerror}); name the file in W2_AUDIT_PATH") from None
+    except ValueError as error:
+        raise AuditError(f"audit {path} cannot be read as JSON ({error}); copy it again, or {again}") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA_NAME:
+        raise AuditError(f"{path} is no audit: its schema is not {SCHEMA_NAME}; name the file in W2_AUDIT_PATH")
+    if (version := document.get("schema_version")) != SCHEMA_VERSION:
+        raise AuditError(
+            f"audit {path} is of schema version {version!r}, this moet reads {SCHEMA_VERSION}; read it with the moet "
+            f"that served, or {again}"
+        )
     try:
         jsonschema.validate(document, schema())
     except jsonschema.ValidationError as error:
-        raise AuditError(f"audit {path} breaks its schema at {error.json_path}: {error.message}") from None
+        # The message may hold the whole of what is wrong: layers, for one.
+        why = error.message if len(error.message) <= _LONGEST else f"{error.message[:_LONGEST]}..."
+        raise AuditError(f"audit {path} breaks its schema at {error.json_path}: {why}; {again}") from None
     return document
 
 
