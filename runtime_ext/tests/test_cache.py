@@ -769,3 +769,158 @@ def test_export_copies_a_cache_that_verifies_and_nothing_else(root: Path, tmp_pa
     with pytest.raises(CacheError, match="not exported"):
         admin.export(admin.find(root, ""), target)
     assert list(target.iterdir()) == []
+
+
+# ---- what is foreign is told and never touched
+
+
+def inventory(folder: Path) -> dict[str, bytes | None]:
+    """Every file of a folder with its bytes, every folder with None."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def cache_verbs(root: Path, name: str, target: Path) -> dict[str, list[str]]:
+    given = {"ls": [], "verify": [name], "prune": [name], "export": [name, str(target)]}
+    return {verb: ["cache", verb, str(root), *more] for verb, more in given.items()}
+
+
+@pytest.mark.parametrize("verb", ["verify", "prune", "export", "ls"])
+@pytest.mark.parametrize("case", ["foreign", "empty", "a cache", "its parent", "a file", "missing"])
+def test_a_root_that_is_none_is_called_so_and_left_alone(
+    root: Path, tmp_path: Path, capsys, verb: str, case: str
+) -> None:
+    name = layout.folder(root, KEY).name
+    home = tmp_path / "home"
+    (home / "certs").mkdir(parents=True)
+    (home / "certs" / layout.KEY_FILE).write_text('{"private": 1}')  # a key file does not make a cache
+    for number in range(6):
+        (home / f"letter-{number}").touch()
+    (tmp_path / "nothing").mkdir()
+    others = "certs, letter-0, letter-1, letter-2, letter-3 and 2 more"
+    remedy = "give the folder in VLLM_MOE_W2_PLANES_CACHE"
+    given, said = {
+        "foreign": (home, f"{home} holds no cache, but {others}; nothing was touched; {remedy}"),
+        "empty": (tmp_path / "nothing", f"{tmp_path}/nothing holds no cache: it is empty until a server fills it"),
+        "a cache": (root / name, f"{root}/{name} is itself a cache; give the folder that holds it, {root}"),
+        "its parent": (tmp_path, f"{tmp_path} holds no cache, but {root} does; give that folder"),
+        "a file": (home / "letter-0", f"cache folder {home}/letter-0 is no folder; {remedy}"),
+        "missing": (home / "gone", f"cache folder {home}/gone does not exist; {remedy}"),
+    }[case]
+    before = inventory(tmp_path)
+    code = cli.main(cache_verbs(given, "certs", tmp_path / "copy")[verb])
+    captured = capsys.readouterr()
+    refused = verb != "ls" or case in ("a file", "missing")
+    assert (code, captured.out) == (2 if refused else 0, "")
+    assert captured.err == f"moet: {'error' if refused else 'note'}: {said}\n"
+    assert inventory(tmp_path) == before
+
+
+def test_the_folder_here_is_known_by_its_name(root: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(layout.folder(root, KEY))
+    assert cli.main(["cache", "prune", ".", "x"]) == 2
+    assert f". is itself a cache; give the folder that holds it, {root}" in capsys.readouterr().err
+
+
+def test_what_lies_beside_caches_is_named_and_is_no_cache(root: Path, tmp_path: Path, capsys) -> None:
+    (root / "certs").mkdir()
+    (root / "certs" / layout.KEY_FILE).write_text("{}")
+    (root / ("0" * 24)).symlink_to(layout.folder(root, KEY))
+    before = inventory(root)
+    assert cli.main(["cache", "ls", str(root)]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    assert captured.err == f"moet: note: no caches, and left alone: {'0' * 24}, certs\n"
+    for verb in ("verify", "prune", "export"):
+        assert cli.main(cache_verbs(root, "certs", tmp_path / "copy")[verb]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"{root}/certs is no cache, and was not touched; moet cache ls names those that are")
+    assert inventory(root) == before
+
+
+def test_what_is_foreign_in_a_cache_is_never_removed_and_never_copied(root: Path, tmp_path: Path, capsys) -> None:
+    directory = layout.folder(root, KEY)
+    (directory / "notes.txt").write_text("mine")
+    (directory / "older").mkdir()
+    (directory / "older" / "layer-000.w2").write_text("mine too")
+    name, before = directory.name, inventory(root)
+    verbs = cache_verbs(root, name, tmp_path / "copy")
+    for verb in ("ls", "verify", "export"):
+        assert cli.main(verbs[verb]) == 0
+        told = f"moet: note: cache {name} also holds notes.txt, older, which no server wrote; left alone\n"
+        assert told in capsys.readouterr().err
+    assert sorted(inventory(tmp_path / "copy")) == [
+        name,
+        *(f"{name}/{file}" for file in ("key.json", "layer-000.json", "layer-000.w2")),
+    ]
+    assert cli.main(verbs["prune"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"moet: error: cache {directory} also holds notes.txt, older, which no server wrote; ")
+    assert line.endswith("nothing was removed; move that away first")
+    assert inventory(root) == before
+    (directory / "notes.txt").unlink()
+    shutil.rmtree(directory / "older")
+    (directory / "layer-007.w2").mkdir()  # what no server makes, whatever it is called
+    assert cli.main(verbs["prune"]) == 2 and "holds layer-007.w2, which no server wrote" in capsys.readouterr().err
+    (directory / "layer-007.w2").rmdir()
+    assert cli.main(verbs["prune"]) == 0 and not directory.exists()
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_an_interrupted_prune_leaves_whole_layers_and_is_done_again(tmp_path: Path, monkeypatch, steps: int) -> None:
+    for number in range(2):
+        layer, _ = filled_layer(TINY, seed=number)
+        layer.key = number
+        publish(tmp_path, KEY, layer)
+    real, left = Path.unlink, [steps]
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if not left[0]:
+            raise OSError(errno.EIO, "made up", str(path))
+        left[0] -= 1
+        real(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(CacheError, match="cannot be removed .*made up.*; mend that and prune again"):
+            admin.prune(admin.find(tmp_path, ""))
+    for number, miss in judge(tmp_path, KEY, [0, 1]).items():
+        layer = device_layer(TINY, number)
+        assert miss is not None or load(tmp_path, KEY, [layer])[0].miss is None
+    admin.prune(admin.find(tmp_path, ""))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_is_no_folder_is_one_line(root: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(cache_verbs(root, "", tmp_path / "file")["export"]) == 2
+    assert capsys.readouterr().err.endswith(f"\nmoet: error: {tmp_path}/file is no folder; export elsewhere\n")
+
+
+def test_a_full_disk_leaves_nothing_of_an_export(root: Path, tmp_path: Path, monkeypatch) -> None:
+    def copy_half(source: Path, target: Path, ignore: object) -> None:
+        target.mkdir(parents=True)
+        (target / "layer-000.w2").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", copy_half)
+    with pytest.raises(CacheError, match=r"not exported to .*No space left on device.*; export elsewhere"):
+        admin.export(admin.find(root, ""), tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_a_root_that_may_be_entered_and_not_listed_stops_no_start(tmp_path: Path, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO", logger="vllm.moet_w2.cache")
+    real = Path.iterdir
+
+    def iterdir(path: Path):
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(CacheError, match=r"cannot be read \(Permission denied\); ask as who may read it"):
+        admin.entries(tmp_path)
+    session = Session(tmp_path, KEY)
+    session.fill([device_layer(TINY, 0)])
+    session.close()
+    assert "other keys are not told: cache folder" in caplog.text and session.misses == {0: Miss.NO_PAYLOAD}

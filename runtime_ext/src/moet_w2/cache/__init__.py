@@ -10,6 +10,7 @@ staging.py      the ring of pinned buffers between a file and a device
 session.py      the cache as one worker process uses it
 progress.py     a bar on a terminal, lines in a log
 phases.py       the phases of a start, told at its end
+contents.py     what in a cache is a server's, and what is foreign and never touched
 admin.py        listing, verifying, pruning and exporting; commands.py: the same as `moet cache`
 
 <root>/<digest>/key.json          the key, spelled out

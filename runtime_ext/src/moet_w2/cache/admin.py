@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config import W2Config
 from ..errors import CacheError
-from . import layout
+from . import contents, layout
 from .key import CacheKey
 
 _CHUNK = 16 << 20
@@ -70,11 +70,15 @@ def entries(root: Path) -> list[Entry]:
     """Every cache folder below a root, the one used last first.
 
     Raises:
-        CacheError: the root is no folder.
+        CacheError: the root is no folder, or cannot be read.
     """
-    if not root.is_dir():
-        raise CacheError(f"cache folder {root} does not exist; give the folder in VLLM_MOE_W2_PLANES_CACHE")
-    found = [_entry(path.parent) for path in root.glob(f"*/{layout.KEY_FILE}") if not path.parent.is_symlink()]
+    if not os.path.isdir(root):
+        what = "is no folder" if os.path.lexists(root) else "does not exist"
+        raise CacheError(f"cache folder {root} {what}; give the folder in VLLM_MOE_W2_PLANES_CACHE")
+    try:
+        found = [_entry(path) for path in root.iterdir() if contents.is_cache(path)]
+    except OSError as error:
+        raise CacheError(f"cache folder {root} cannot be read ({error.strerror}); ask as who may read it") from None
     return sorted(found, key=lambda entry: entry.used_unix, reverse=True)
 
 
@@ -82,9 +86,14 @@ def find(root: Path, name: str) -> Entry:
     """The one folder whose name begins with ``name``.
 
     Raises:
-        CacheError: none or several do.
+        CacheError: none or several do, or it is no cache.
     """
-    matching = [entry for entry in entries(root) if entry.directory.name.startswith(name)]
+    found = entries(root)
+    if not found:
+        raise CacheError(contents.why_none(root))
+    matching = [entry for entry in found if entry.directory.name.startswith(name)]
+    if not matching and name in contents.others(root):
+        raise CacheError(f"{root / name} is no cache, and was not touched; moet cache ls names those that are")
     if len(matching) != 1:
         raise CacheError(f"{len(matching)} caches below {root} begin with {name!r}; moet cache ls names them")
     return matching[0]
@@ -125,26 +134,34 @@ def verify(entry: Entry, progress: Callable[[int], None] = lambda nbytes: None) 
 
 
 def prune(entry: Entry) -> None:
-    """Remove a folder that no server uses.
+    """Remove a folder that no server uses, and that holds nothing but what servers write.
 
     Raises:
-        CacheError: it is in use.
+        CacheError: it is in use, holds something foreign, or cannot be removed; what is foreign is never touched.
     """
-    file = _open_lock(entry.directory)
+    directory = entry.directory
     try:
+        if strangers := contents.foreign(directory):
+            raise CacheError(
+                f"cache {directory} also holds {contents.few(strangers)}, which no server wrote; nothing was removed; "
+                "move that away first"
+            )
+        file = _open_lock(directory)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CacheError(f"cache {entry.directory} is in use by a running server; stop it first") from None
-        # The key goes first: what an interruption leaves is no cache any more, and is removed the next time.
-        (entry.directory / layout.KEY_FILE).unlink(missing_ok=True)
-        shutil.rmtree(entry.directory)
-    finally:
-        os.close(file)
+            for path in contents.own(directory):
+                path.unlink()
+            directory.rmdir()
+        finally:
+            os.close(file)
+    except BlockingIOError:
+        raise CacheError(f"cache {directory} is in use by a running server; stop it first") from None
+    except OSError as error:
+        raise CacheError(f"cache {directory} cannot be removed ({error}); mend that and prune again") from None
 
 
 def export(entry: Entry, target: Path, progress: Callable[[int], None] = lambda nbytes: None) -> Path:
-    """Copy a folder to another root, whole or not at all; the copy.
+    """Copy a folder to another root, whole or not at all, without what is foreign in it; the copy.
 
     Args:
         entry: the cache.
@@ -155,17 +172,27 @@ def export(entry: Entry, target: Path, progress: Callable[[int], None] = lambda 
         CacheError: something stands in the way, or the cache does not verify.
     """
     destination = target / entry.directory.name
-    if destination.exists():
+    if os.path.lexists(destination):
         raise CacheError(f"{destination} exists; remove it or export elsewhere")
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise CacheError(f"{target} is no folder; export elsewhere")
     if problems := verify(entry, progress):
         raise CacheError(f"not exported: {problems[0]}")
     staging = target / f"{layout.TEMPORARY}{entry.directory.name}-{os.getpid()}"
     try:
-        shutil.copytree(entry.directory, staging, ignore=shutil.ignore_patterns(f"{layout.TEMPORARY}*", layout.IN_USE))
+        shutil.copytree(entry.directory, staging, ignore=_not_exported)
         staging.rename(destination)
+    except OSError as error:
+        raise CacheError(f"not exported to {target} ({error}); export elsewhere") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return destination
+
+
+def _not_exported(directory: str, names: list[str]) -> list[str]:
+    """Of a cache's names, those that stay: what is foreign, being written, or says that it is in use."""
+    kept = {path.name for path in contents.own(Path(directory))} - {layout.IN_USE}
+    return [name for name in names if name not in kept or name.startswith(layout.TEMPORARY)]
 
 
 def _entry(directory: Path) -> Entry:

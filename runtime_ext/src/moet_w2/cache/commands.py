@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import admin
+from . import admin, contents
 from .progress import Progress
 
 
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     for name, run, what in (
         ("ls", _list, "list what is there: for which checkpoint, how big, when last used"),
         ("verify", _verify, "read every payload and hold it against its digest"),
-        ("prune", _prune, "remove one, unless a server uses it"),
+        ("prune", _prune, "remove one, unless a server uses it or it holds something foreign"),
         ("export", _export, "copy one to another folder, whole or not at all"),
     ):
         verb = verbs.add_parser(name, help=what)
@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    for entry in admin.entries(args.root):
+    found = admin.entries(args.root)
+    for entry in found:
         key = entry.key
         used = "in use" if entry.in_use else f"used {admin.age(entry.used_unix)}"
         print(
@@ -40,11 +41,17 @@ def _list(args: argparse.Namespace) -> int:
             f"rank {key.get('tp_rank', '?')} of {key.get('tp_size', '?')}, quantizer {key.get('quantizer_abi', '?')}, "
             f"checkpoint {str(key.get('checkpoint', '?'))[:12]} ({key.get('source') or 'unknown place'}), {used}"
         )
+        _note_foreign(entry)
+    if not found:
+        print(f"moet: note: {contents.why_none(args.root)}", file=sys.stderr)
+    elif others := contents.others(args.root):
+        print(f"moet: note: no caches, and left alone: {contents.few(others)}", file=sys.stderr)
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
     entry = admin.find(args.root, args.name)
+    _note_foreign(entry)
     with _progress("verify", entry) as progress:
         problems = admin.verify(entry, progress.add)
     for problem in problems:
@@ -63,10 +70,17 @@ def _prune(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     entry = admin.find(args.root, args.name)
+    _note_foreign(entry)
     with _progress("verify before export", entry) as progress:
         copied = admin.export(entry, args.target, progress.add)
     print(copied)
     return 0
+
+
+def _note_foreign(entry: admin.Entry) -> None:
+    if strangers := contents.foreign(entry.directory):
+        told = f"cache {entry.directory.name} also holds {contents.few(strangers)}, which no server wrote; left alone"
+        print(f"moet: note: {told}", file=sys.stderr)
 
 
 def _progress(what: str, entry: admin.Entry) -> Progress:

@@ -19,6 +19,9 @@ IN_USE = ".in-use"
 TEMPORARY = ".tmp-"
 _MAGIC = b"MOETW2PL"
 _PAYLOAD = re.compile(r"^layer-(\d{3,})\.w2$")
+_SIDECAR = re.compile(r"^layer-\d{3,}\.json$")
+_DIGITS = 24
+"""Of a key's digest, which stand in the name of its folder."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,21 @@ class Sidecar:
 
 def folder(root: Path, key: CacheKey) -> Path:
     """The folder of a key. Its name is the start of the digest; the whole digest stands inside."""
-    return root / key.digest[:24]
+    return root / key.digest[:_DIGITS]
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether :func:`folder` could have given this name."""
+    return len(name) == _DIGITS and set(name) <= set("0123456789abcdef")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of a cache folder may have this name."""
+    return (
+        name in (KEY_FILE, IN_USE)
+        or name.startswith(TEMPORARY)
+        or any(pattern.match(name) for pattern in (_PAYLOAD, _SIDECAR))
+    )
 
 
 def make_folder(root: Path, key: CacheKey) -> Path:

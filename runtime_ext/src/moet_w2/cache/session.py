@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import CacheError
 from ..layer import W2Layer
 from . import admin, layout
 from .eligibility import Miss, judge
@@ -103,8 +104,16 @@ class Session:
         for result in failed:
             logger.warning("moet cache: layer %d could not be read: %s", result.layer, result.detail)
         if misses and not self.hits:  # a first start, or a key that changed
-            for directory, differences in list(admin.other_keys(self.root, self.key).items())[:_OTHERS]:
-                logger.info("moet cache: %s is of another key: %s", directory, ", ".join(differences))
+            self._name_others()
+
+    def _name_others(self) -> None:
+        try:
+            others = admin.other_keys(self.root, self.key)
+        except CacheError as error:  # of a root that may be entered and not listed
+            logger.info("moet cache: other keys are not told: %s", error)
+            return
+        for directory, differences in list(others.items())[:_OTHERS]:
+            logger.info("moet cache: %s is of another key: %s", directory, ", ".join(differences))
 
     def _publish(self, layer: W2Layer) -> None:
         start = time.perf_counter()
