@@ -20,8 +20,9 @@ Needs a CUDA GPU with some 60 GB, and five minutes where everything is compiled.
 do it in two on the same machine, with the same other options: ``--only dspark``, then without ``--only``. What a
 command that was cut off has finished lies in .native/dspark-equality, and the next one goes on from there.
 
-``--tiny`` is a model that a CPU serves too. DSpark has no implementation there, so in its place stands the engine
-without it, all of whose projections and norms are off by up to :data:`PERTURBED`, as those of other kernels are.
+``--tiny`` is a model that a CPU serves too. DSpark has no implementation there, and a CPU rounds alike in every shape:
+so in DSpark's place stands the engine without it, and outputs of projections and norms, in both, are off by up to
+:data:`rounding.RELATIVE`, otherwise in every step.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import functools
 import json
 import os
 import random
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -46,6 +48,7 @@ import full_model
 import greedy_faults
 import greedy_shapes
 import greedy_trace
+import rounding
 from decode_rate import ENGINE, ENVIRONMENT, REAL
 from greedy_trace import Floor
 from tiny_engine import TINY, options
@@ -60,8 +63,6 @@ TOP = 8
 """Alternatives whose log-probability is kept for each token."""
 SPECULATIVE = {"method": "dspark", "num_speculative_tokens": full_model.BLOCK, "draft_sample_method": "greedy"}
 SEED = 3
-PERTURBED = 2.0**-9
-"""Half a step of bfloat16, relative."""
 
 
 def prompts(count: int, vocabulary: int) -> list[list[int]]:
@@ -98,37 +99,12 @@ def counters(llm: Any) -> dict[str, Any]:
     return found
 
 
-def perturb(model: Any) -> int:
-    """Let every projection and norm be off by up to :data:`PERTURBED`, at random; how many are.
-
-    It is sent to the engine's process, so it brings its imports along.
-    """
-    import torch
-
-    generator = torch.Generator().manual_seed(SEED)
-
-    def off(value: Any) -> Any:
-        if not torch.is_tensor(value) or not value.is_floating_point():
-            return value
-        drawn = torch.rand(value.shape, generator=generator).mul_(2).sub_(1)
-        return (value.float() * (1 + PERTURBED * drawn)).to(value.dtype)
-
-    def hook(module: Any, given: Any, made: Any) -> Any:
-        return tuple(map(off, made)) if isinstance(made, tuple) else off(made)
-
-    found = [one for one in model.modules() if type(one).__name__.endswith(("Linear", "Norm"))]
-    for one in found:
-        one.register_forward_hook(hook)
-    return len(found)
-
-
 def dspark_side(llm: Any, asked: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
     """Answers with speculation, or of what stands for it, and what was counted."""
-    perturbed = sum(llm.apply_model(perturb)) if args.tiny else 0
     began = time.perf_counter()
     answers = answer(llm, asked, args.tokens)
     seconds = {"dspark": time.perf_counter() - began}
-    return {"seconds": seconds, "answers": answers, "counters": counters(llm), "perturbed_modules": perturbed}
+    return {"seconds": seconds, "answers": answers, "counters": counters(llm)}
 
 
 def plain_answers(llm: Any, asked: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
@@ -293,6 +269,8 @@ def child(side: str, args: argparse.Namespace, engine: dict[str, Any]) -> None:
     model = WORK / "model"
     llm = LLM(str(model), quantization="moet_w2", disable_log_stats=False, **engine, **speculative)
     ready = {"ready_seconds": time.perf_counter() - start}
+    if args.tiny:
+        ready["perturbed_modules"] = sum(llm.apply_model(rounding.perturb))
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     asked = prompts(args.prompts, vocabulary)
     if side == "dspark":
@@ -329,9 +307,10 @@ def _passed(args: argparse.Namespace) -> list[str]:
 def hold_options(args: argparse.Namespace) -> None:
     """End where earlier commands measured with other options: a result must not mix the two."""
     WORK.mkdir(parents=True, exist_ok=True)
-    given = {"options": _passed(args)}
-    if (found := kept("options", lambda: given)) != given:
-        raise SystemExit(f"{WORK} holds what was measured with {found['options']}; remove it, or give those options")
+    path, given = WORK / "options.txt", shlex.join(_passed(args))
+    if list(WORK.glob("*.json")) and (found := path.read_text()) != given:
+        raise SystemExit(f"{WORK} holds what was measured with {found}; remove it, or give those options")
+    path.write_text(given)
 
 
 def main() -> None:
@@ -369,7 +348,7 @@ def main() -> None:
         "prompt_lengths": LENGTHS,
         "engine": engine,
         "speculative": None if args.tiny else SPECULATIVE,
-        "in_its_place": f"{sides['dspark']['perturbed_modules']} modules perturbed" if args.tiny else None,
+        "perturbed_modules": sides["plain"].get("perturbed_modules", 0),
         **conclude(sides["dspark"], sides["plain"], args.tokens, speculating=not args.tiny),
     }
     hidden = ("engine", "not_explained_by_shapes")

@@ -13,8 +13,8 @@ Each token gets one word, the first that fits:
     spread  in the shape that favours it most it is behind by no more than the nats by which shapes differ about it:
             this is noise at this very place
     noise   it is behind by more than that spread in every shape, but in units of the spread (and of the typical one,
-            which a place where shapes agree by chance has too) by no more than :data:`SLACK` times what the engine's
-            own tokens are at worst
+            which a place where shapes agree by chance has too) by no more than :data:`SLACK` times one, or what the
+            engine's own tokens are at worst
     wrong   none of these
 
 The engine's own answers are traced in the same way, without the shape that they were made in: they are the noise floor.
@@ -99,10 +99,10 @@ class Floor:
 
     @classmethod
     def of(cls, own: list[dict[str, Any]]) -> Floor:
-        """The floor of some traces; where every token is first, nothing is noise."""
+        """The floor of some traces, whose noise counts at least once; where every token is first, nothing is noise."""
         suspects = [suspect for traced in own for suspect in traced["suspects"]]
         typical = statistics.median([spread(suspect) for suspect in suspects]) if suspects else 0.0
-        return cls(typical, SLACK * max((multiple(suspect, typical) for suspect in suspects), default=0.0))
+        return cls(typical, SLACK * max([1.0, *(multiple(suspect, typical) for suspect in suspects)]))
 
 
 def least(suspect: dict[str, Any]) -> float:

@@ -42,8 +42,9 @@ def test_a_token_is_called_by_the_first_word_that_fits(found, called) -> None:
 def test_the_floor_is_twice_the_engines_own_worst_in_units_of_noise() -> None:
     own = [traced(9, suspect(16.0, 3.0, 8.0), suspect(0.5, 0.0)), traced(9, suspect(1.25, 1.0))]
     assert Floor.of(own) == Floor(typical=0.5, most=2 * 1.0 / 0.75)  # nothing of the 16
-    assert Floor.of([traced(9)]) == Floor(0.0, 0.0)
-    assert greedy_trace.word(suspect(0.25, 0.25), Floor(0.0, 0.0)) == "wrong"
+    assert Floor.of([traced(9, suspect(0.5, 0.0))]) == Floor(typical=0.5, most=2.0)
+    assert Floor.of([traced(9)]) == Floor(0.0, 2.0)
+    assert greedy_trace.word(suspect(0.25, 0.25), Floor.of([traced(9)])) == "wrong"
 
 
 OWN = [traced(3000, *[suspect(0.5, 0.25, 0.25)] * 30)]
@@ -56,7 +57,7 @@ def test_what_the_engines_own_answers_show_is_no_fault() -> None:
 def test_one_wrong_token_is_a_fault() -> None:
     problems = greedy_trace.problems(traced(3000, suspect(1.25, 1.125, 1.25)), OWN)
     assert problems == [
-        "answer 0, position 1: token 7 is 1.12 nats behind in its best shape, 3.0 times the noise there, at most 1.0"
+        "answer 0, position 1: token 7 is 1.12 nats behind in its best shape, 3.0 times the noise there, at most 2.0"
     ]
 
 
