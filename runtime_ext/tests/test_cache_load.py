@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import random
+import weakref
 from pathlib import Path
 
 import own_mounts
@@ -16,7 +17,7 @@ from moet_w2.cache import layout, load, reads, staging
 from moet_w2.cache.eligibility import Miss
 from moet_w2.cache.key import CacheKey
 from moet_w2.cache.publish import publish
-from moet_w2.layer import Shard
+from moet_w2.layer import Shard, W2Layer
 
 KEY = CacheKey("checkpoint-a", TINY, Shard(), 7)
 CHUNK = 16 << 10
@@ -122,26 +123,90 @@ def test_after_a_failed_read_no_copy_is_under_way(root: Path, monkeypatch) -> No
     assert copies.started == copies.done == 2
 
 
-def test_layers_for_a_device_go_through_one_ring_a_thread(root: Path, monkeypatch) -> None:
-    """The whole way with threads and batches; "meta" stands for a device, since none is here."""
-    rings: list[LateCopies] = []
+class PinnedMemory:
+    """As torch's allocator: a block that is freed stays pinned, for the next that asks, until the cache is emptied.
 
-    def on(device: torch.device) -> staging.Ring:
-        rings.append(LateCopies(len(rings)))
-        return ring(rings[-1])
+    Attributes:
+        used, kept: bytes in use, and free but pinned.
+        most: bytes pinned at once.
+        rings: the copies of each ring that was made.
+    """
 
-    class Elsewhere(torch.Tensor):
-        is_cpu = False
+    def __init__(self) -> None:
+        self.used = self.kept = self.most = 0
+        self.rings: list[LateCopies] = []
 
-    monkeypatch.setattr(staging.Ring, "on", on)
+    def ring(self, device: torch.device) -> staging.Ring:
+        self.rings.append(LateCopies(len(self.rings)))
+        return staging.Ring([self._block() for _ in range(staging.BUFFERS)], self.rings[-1])
+
+    def give_back(self, device: torch.device) -> None:
+        self.kept = 0
+
+    def _block(self) -> torch.Tensor:
+        block = page_aligned(CHUNK)
+        self.used += CHUNK
+        self.most = max(self.most, self.used + self.kept)
+        weakref.finalize(block, self._freed)
+        return block
+
+    def _freed(self) -> None:
+        self.used -= CHUNK
+        self.kept += CHUNK
+
+
+@pytest.fixture
+def pinned(monkeypatch) -> PinnedMemory:
+    memory = PinnedMemory()
+    monkeypatch.setattr(staging.Ring, "on", memory.ring)
+    monkeypatch.setattr(staging, "give_back", memory.give_back)
+    return memory
+
+
+class Elsewhere(torch.Tensor):
+    """Memory of a CPU that stands for a device's, since none is here."""
+
+    is_cpu = False
+
+
+def device_layers() -> list[W2Layer]:
     layers = [device_layer(TINY, number) for number in range(KEY.layers)]
     for layer in layers:
         layer.storage = layer.storage.as_subclass(Elsewhere)
+    return layers
+
+
+def test_layers_for_a_device_go_through_one_ring_a_thread(root: Path, pinned: PinnedMemory) -> None:
+    """The whole way with threads and batches."""
+    layers = device_layers()
     results = load.load(root, KEY, layers, workers=3, batch=5)
     assert [result.miss for result in results] == [None] * 7
-    assert 1 <= len(rings) <= 3 and sum(copies.started for copies in rings) == 7 * -(-TINY.nbytes // CHUNK)
+    turns = 7 * -(-TINY.nbytes // CHUNK)
+    assert 1 <= len(pinned.rings) <= 3 and sum(copies.started for copies in pinned.rings) == turns
     for number, layer in enumerate(layers):
         assert torch.equal(layer.storage.as_subclass(torch.Tensor), filled_layer(TINY, seed=number)[0].storage)
+
+
+def test_after_a_load_nothing_stays_pinned(root: Path, pinned: PinnedMemory) -> None:
+    layers = device_layers()
+    layout.payload_path(layout.folder(root, KEY), 2).unlink()
+    results = load.load(root, KEY, layers, workers=3, batch=5)
+    assert [result.layer for result in results if result.miss is not None] == [2]
+    assert pinned.most == len(pinned.rings) * staging.BUFFERS * CHUNK
+    assert (pinned.used, pinned.kept) == (0, 0)
+
+
+def test_a_load_that_pinned_nothing_asks_no_device(root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(staging, "give_back", lambda device: pytest.fail("no ring was made"))
+    assert load.load(root, KEY, [device_layer(TINY)])[0].miss is None
+
+
+def test_a_freed_block_is_unpinned_when_its_last_copy_is_over(monkeypatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: done.append("emptied"))
+    staging.give_back(torch.device("cuda", 1))
+    assert done == [torch.device("cuda", 1), "emptied"]
 
 
 # ---- the way of reading

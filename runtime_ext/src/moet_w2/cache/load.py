@@ -1,12 +1,11 @@
 """Reading cached layers straight into their final place, several at a time.
 
 A layer in host memory, mapped or plain, is read where it will stay; a layer in device memory goes through a small
-ring of pinned buffers (:mod:`moet_w2.cache.staging`).
+ring of pinned buffers (:mod:`moet_w2.cache.staging`), which is given back when the load ends.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,8 +59,8 @@ def load(
     """
     directory = layout.folder(root, key)
     results: list[Result] = []
-    reader = _Reader(directory, key, progress)
-    with ThreadPoolExecutor(workers, thread_name_prefix="moet-cache") as threads:
+    with staging.Rings() as rings, ThreadPoolExecutor(workers, thread_name_prefix="moet-cache") as threads:
+        reader = _Reader(directory, key, rings, progress)
         for start in range(0, len(layers), batch):
             results += threads.map(reader.load, layers[start : start + batch])
     return results
@@ -70,13 +69,12 @@ def load(
 class _Reader:
     """Reads layers on any thread; each thread has a ring of its own for the device."""
 
-    def __init__(self, directory: Path, key: CacheKey, progress: reads.Progress) -> None:
-        self.directory, self.key, self.progress = directory, key, progress
-        self._thread = threading.local()
+    def __init__(self, directory: Path, key: CacheKey, rings: staging.Rings, progress: reads.Progress) -> None:
+        self.directory, self.key, self.rings, self.progress = directory, key, rings, progress
 
     def load(self, layer: W2Layer) -> Result:
         target = layer.storage if layer.host is None else layer.host.tensor()
-        ring = None if target.is_cpu else self._ring(target.device)
+        ring = None if target.is_cpu else self.rings.mine(target.device)
         # A ring's buffers are aligned whatever the layer's own address is.
         aligned = reads.alignable(0 if ring else target.data_ptr(), target.numel())
         try:
@@ -91,11 +89,6 @@ class _Reader:
             return Result(layer.key, Miss.READ_ERROR, detail=str(error))
         layer.adopt()
         return Result(layer.key, None, payload.way)
-
-    def _ring(self, device: torch.device) -> staging.Ring:
-        if not hasattr(self._thread, "ring"):
-            self._thread.ring = staging.Ring.on(device)
-        return self._thread.ring
 
 
 def _fill_host(target: torch.Tensor, payload: reads.Payload, progress: reads.Progress) -> None:

@@ -6,13 +6,14 @@
     buffer 0                                    wait for its copy, read ---- ...
 
 A buffer belongs to the reader until its copy is enqueued, then to the copy until that is done. Each thread that reads
-has a ring and a stream of its own.
+has a ring and a stream of its own. Pinned memory is nobody else's while it is pinned: it goes back when the load ends.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -79,6 +80,37 @@ class Ring:
         finally:
             for wait in waits:
                 wait()
+
+
+class Rings:
+    """A ring for each thread that asks for one; use as a context, which gives their memory back at its end."""
+
+    def __init__(self) -> None:
+        self._of_thread: dict[int, Ring] = {}
+        self._devices: set[torch.device] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._of_thread.clear()
+        for device in self._devices:
+            give_back(device)
+
+    def mine(self, device: torch.device) -> Ring:
+        """The ring of the thread that calls, for the one device that it fills."""
+        thread = threading.get_ident()
+        if thread not in self._of_thread:
+            self._of_thread[thread] = Ring.on(device)
+            self._devices.add(device)
+        return self._of_thread[thread]
+
+
+def give_back(device: torch.device) -> None:
+    """Unpin what was pinned and is free: torch's allocator would keep it for the life of the process."""
+    # It keeps a freed block until events say that every stream is done with it: they must have happened.
+    torch.cuda.synchronize(device)
+    torch.accelerator.empty_host_cache()
 
 
 def _done() -> None:
