@@ -52,6 +52,13 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
 def run(context: Context, quiet: bool = False) -> list[dict[str, Any]]:
     """Run the checks in order, stop at the first that fails.
 
+    Each says by a line of its own what it is about to do, since some take long: vLLM's import, the wait for /health,
+    the first answers of a server.
+
+    Args:
+        context: what the checks need.
+        quiet: print nothing.
+
     Returns:
         one record for each check: name, state ("passed", "failed" or "not run"), seconds, and what it found.
     """
@@ -60,6 +67,8 @@ def run(context: Context, quiet: bool = False) -> list[dict[str, Any]]:
         if results and results[-1]["state"] != "passed":
             results.append({"name": name, "state": "not run"})
             continue
+        if not quiet:
+            print(f"..  {name:<11} {_doing(name, context)}", flush=True)
         start = time.monotonic()
         try:
             outcome = {"state": "passed", "found": check(context)}
@@ -71,6 +80,12 @@ def run(context: Context, quiet: bool = False) -> list[dict[str, Any]]:
         if not quiet and outcome["state"] == "passed":
             print(f"ok  {name:<11} {results[-1]['seconds']:7.2f} s  {_line(outcome['found'])}", flush=True)
     return results
+
+
+def _doing(name: str, context: Context) -> str:
+    """What a check does; of the one that waits for the server, how long at most."""
+    what = (CHECKS[name].__doc__ or name).splitlines()[0].rstrip(".")
+    return f"{what} ({context.health_limit:g} s at most)" if name == "health" else what
 
 
 def _document(aim: target.Target, results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -59,15 +59,42 @@ def failed(result: Namespace, check: str, *words: str) -> None:
     assert result.err.count("\n") == 1 and result.err.endswith("\n")
     for word in words:
         assert word in result.err
-    done = [line.split()[1] for line in result.out.splitlines()]
-    assert done == list(checks.CHECKS)[: list(checks.CHECKS).index(check)]
+    before = list(checks.CHECKS)[: list(checks.CHECKS).index(check)]
+    assert lines(result) == [*((mark, name) for name in before for mark in ("..", "ok")), ("..", check)]
+
+
+def lines(result: Namespace) -> list[tuple[str, str]]:
+    """(mark, check) of each line: ".." as it starts, "ok" as it has passed."""
+    return [tuple(line.split()[:2]) for line in result.out.splitlines()]
 
 
 def test_everything_holds(stage):
     result = stage.run()
     assert (result.code, result.err) == (0, "")
-    assert [line.split()[:2] for line in result.out.splitlines()] == [["ok", name] for name in checks.CHECKS]
+    assert lines(result) == [(mark, name) for name in checks.CHECKS for mark in ("..", "ok")]
+    assert max(map(len, result.out.splitlines())) <= 160
     assert '"28"' in result.out and '{"city": "Paris"}' in result.out
+
+
+def test_each_check_says_what_it_does_before_it_waits(stage, monkeypatch, capsys):
+    """At the moment at which a check begins, its line has reached whoever watches."""
+    seen: dict[str, str] = {}
+
+    def watched(name: str, check):
+        def begin(context):
+            seen[name] = capsys.readouterr().out.splitlines()[-1]
+            return check(context)
+
+        begin.__doc__ = check.__doc__
+        return begin
+
+    monkeypatch.setattr(smoke, "CHECKS", {name: watched(name, check) for name, check in checks.CHECKS.items()})
+    assert stage.run("--health-timeout", "7").code == 0
+    assert list(seen) == list(checks.CHECKS)
+    for name, line in seen.items():
+        assert line.startswith(f"..  {name:<11} ")
+    assert seen["health"].endswith("The server answers /health in time (7 s at most)")
+    assert seen["arithmetic"].endswith("One sum is answered, to its end")
 
 
 def test_requests_are_what_a_client_would_send(stage):
