@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from recipe_text import MISSING, VALID, broken, write
 
-from moet_w2 import checkpoint, overrides, preflight, recipe, serve, served
+from moet_w2 import checkpoint, cli, overrides, preflight, recipe, serve, served
 from moet_w2.errors import CheckpointError, ConfigError
 from moet_w2.geometry import LayerGeometry
 
@@ -135,13 +136,38 @@ def test_note_of_another_version_is_refused(tmp_path):
         served.read(tmp_path)
 
 
-def test_dry_run_prints_and_looks_at_nothing(launch, tmp_path, monkeypatch):
-    shutil.rmtree(tmp_path / "models")
-    monkeypatch.setattr(checkpoint, "inspect", None)
+def test_dry_run_prints_and_starts_nothing(launch, tmp_path):
     result = launch("--dry-run")
-    assert result.code == 0 and result.started == []
+    assert (result.code, result.err, result.started) == (0, "", [])
     assert f"{tmp_path}/bin/vllm serve {tmp_path}/models/tiny " in result.out
     assert not (tmp_path / ".native").exists()
+
+
+@pytest.mark.parametrize("stock", [[], ["--stock"]])
+def test_dry_run_names_the_checks_that_would_refuse_the_start(launch, tmp_path, monkeypatch, stock):
+    """It prints all the same, with status 0; the start itself is refused by just these."""
+    shutil.rmtree(tmp_path / "models")
+    (tmp_path / "bin" / "vllm").unlink()
+    with socket.create_server(("127.0.0.1", int(os.environ["PORT"]))):
+        result = launch("--dry-run", "--root", str(tmp_path), *stock)
+        start = launch("--root", str(tmp_path), *stock)
+    assert (result.code, result.started) == (0, [])
+    assert f"{tmp_path}/bin/vllm serve {tmp_path}/models/tiny " in result.out
+    file = tmp_path / "bench" / "recipes" / "tiny.yaml"
+    ask = " ".join(["moet doctor --recipe", str(file), "--root", str(tmp_path), *stock])
+    assert result.err == f"moet: note: this start would be refused by: checkpoint, port, program; why: {ask}\n"
+    assert not (tmp_path / ".native").exists()
+    assert start.code == 2 and start.started == []
+    refusals = [line.split(": ")[2].split()[0] for line in start.err.splitlines() if "moet: error: " in line]
+    assert refusals == ["checkpoint", "port", "program"]
+
+
+def test_the_remedy_of_a_dry_run_is_a_command_that_says_why(launch, tmp_path, capsys):
+    shutil.rmtree(tmp_path / "models")
+    words = shlex.split(launch("--dry-run").err.rpartition("; why: ")[2])
+    assert words[0] == "moet" and cli.main(words[1:]) == 1
+    report = capsys.readouterr().out
+    assert re.search(r"^fail .* checkpoint +model\b", report, re.M) and "not fit to serve" in report
 
 
 def test_variables_override_the_recipe(launch, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ OVERRIDES_HELP = """environment variables that override the recipe:
   VLLM_API_KEY        key that clients must send; never printed. /health, /ping and /metrics stay open
 layers, geometry and limits belong to the recipe and have no variable
 
-exit status: 0 after --dry-run, 2 where something is wrong; otherwise that of the server"""
+exit status: 0 after --dry-run, also where a check would refuse the start; 2 where something is wrong; otherwise that
+of the server"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", required=True, type=Path, metavar="FILE", help="what to serve (YAML)")
     parser.add_argument("--root", type=Path, metavar="DIR", help="where the recipe's relative paths start")
     parser.add_argument("--stock", action="store_true", help="vLLM's own experts instead of W2, all else equal")
-    parser.add_argument("--dry-run", action="store_true", help="print the command; look at nothing else")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command and start nothing; name checks that refuse it"
+    )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file that holds the key, for VLLM_API_KEY")
     parser.add_argument("--print", choices=("shell", "json"), default="shell", help="form of the command")
 
@@ -70,12 +74,22 @@ def run(args: argparse.Namespace) -> int:
         document = json.dumps(rendered.document(), indent=2)
         print(document if args.print == "json" else rendered.shell(), flush=True)
         if args.dry_run:
+            note_refusals(args, doctor.examine(recipe, rendered, inherited))
             return 0
         served.write(recipe, rendered)
     except MoetError as error:
         print(f"moet: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     os.execvpe(rendered.argv[0], rendered.argv, {**inherited, **rendered.env})
+
+
+def note_refusals(args: argparse.Namespace, report: doctor.Report) -> None:
+    """One line on stderr with the checks that would refuse the start of a command that was only printed, if any."""
+    failed = dict.fromkeys(check.thing for check in report.checks if check.status is doctor.Status.FAIL)
+    if failed:
+        where = ["--recipe", str(args.recipe), *(["--root", str(args.root)] if args.root else [])]
+        ask = shlex.join(["moet", "doctor", *where, *(["--stock"] if args.stock else [])])
+        print(f"moet: note: this start would be refused by: {', '.join(failed)}; why: {ask}", file=sys.stderr)
 
 
 def fit(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -> bool:
