@@ -105,6 +105,7 @@ in
         LimitNOFILE = 65536;
         Restart = "on-failure";
         RestartSec = 30;
+        SuccessExitStatus = 143;
         KillMode = "mixed";
         TimeoutStopSec = 30;
         CacheDirectory = "moet";
