@@ -1,6 +1,8 @@
-"""The compiler, where there is one."""
+"""The compilers, where there are any."""
 
 from __future__ import annotations
+
+import shutil
 
 import kernel_toolkit
 import pins
@@ -19,3 +21,10 @@ def compiler() -> Compiler:
         if error.code != MISSING:
             raise
         pytest.skip(f"nothing can be compiled here: {error}")
+
+
+@pytest.fixture(scope="session")
+def host_compiler() -> None:
+    """g++, which compiles kernels to run thread by thread on the CPU; a test that needs it is skipped without."""
+    if shutil.which("g++") is None:
+        pytest.skip("nothing can be compiled here: no g++")

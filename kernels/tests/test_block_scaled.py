@@ -18,6 +18,8 @@ from moet_w2 import planes
 from moet_w2.correction import codes as fp4_codes
 from moet_w2.kernels.params import Entry, GemmParams
 
+pytestmark = pytest.mark.usefixtures("host_compiler")
+
 KERNELS = pins.ROOT / "kernels"
 LIMIT = 10.0
 W2_LEVELS = torch.tensor([-4.0, -1.0, 1.0, 4.0], dtype=torch.float64)
@@ -135,14 +137,8 @@ def built(folder: Path, replace: tuple[str, str, str] | None = None) -> Run:
     return lambda number, params, blocks, threads: run(number, ctypes.byref(params), blocks, threads)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("nothing can be compiled here: no g++")
-
-
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Run:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return built(tmp_path_factory.mktemp("kernels"))
 
 

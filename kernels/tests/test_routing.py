@@ -20,6 +20,8 @@ from moet_w2.kernels.call import Call, check
 from moet_w2.kernels.params import Entry, RoutingParams
 from moet_w2.kernels.shapes import Plan
 
+pytestmark = pytest.mark.usefixtures("host_compiler")
+
 KERNELS = pins.ROOT / "kernels"
 HIDDEN = WIDTH = 128  # the kernel reads no weights: it only says where they lie
 POISON = 0xA5
@@ -160,14 +162,8 @@ def built(folder: Path, replace: tuple[str, str] | None = None) -> Run:
     return lambda params, threads, seed: called(ctypes.byref(params), threads, ctypes.c_uint32(seed))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("nothing can be compiled here: no g++")
-
-
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Run:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return built(tmp_path_factory.mktemp("routing"))
 
 
