@@ -90,8 +90,8 @@ def test_computed_matrices_keep_activations_their_size(computed) -> None:
     assert near(target["model.embed_tokens.weight"], 1.0)
     assert near(dense[f"{layer}.attn.wq_b.weight"], 128**-0.5)
     assert near(dense[f"{layer}.ffn.shared_experts.gate_up_proj.weight"], 256**-0.5)
-    assert near(dense[f"{layer}.attn.wo_b.weight"], 256**-0.5 / 8)
-    assert near(dense[f"{layer}.ffn.shared_experts.down_proj.weight"], 256**-0.5 / 8)
+    assert near(dense[f"{layer}.attn.wo_b.weight"], 256**-0.5 / 32)
+    assert near(dense[f"{layer}.ffn.shared_experts.down_proj.weight"], 256**-0.5 / 32)
     assert near(dense[f"{layer}.hc_attn_fn"], 1024**-0.5)
     assert dense[f"{layer}.hc_attn_scale"] == dense[f"{layer}.attn.kv_norm.weight"] == [1.0, 1.0]
     assert dense[f"{layer}.hc_attn_base"] == dense[f"{layer}.attn.attn_sink"] == [0.0, 0.0]
