@@ -218,10 +218,10 @@ def conclude(dspark: dict[str, Any], plain: dict[str, Any], tokens: int, specula
     """
     together, alone, found = plain["together"], plain["alone"], plain["found"]
     own = [found["together"], found["alone"]]
-    floor = Floor.of(own)
+    floor = Floor.of(own, found["planted"])
     drafts, accepted = (dspark["counters"].get(f"vllm:spec_decode_num_{name}", 0) for name in COUNTED)
     counted = greedy_faults.found(plain["planted"], found["planted"], floor)
-    problems = greedy_trace.problems(found["dspark"], own) + greedy_faults.problems(counted)
+    problems = greedy_trace.problems(found["dspark"], own, floor) + greedy_faults.problems(counted)
     short = [number for number, one in enumerate(dspark["answers"]) if len(one["tokens"]) != tokens]
     problems += [f"answer {number} has not {tokens} tokens" for number in short]
     if speculating and not accepted:

@@ -13,8 +13,8 @@ Each token gets one word, the first that fits:
     spread  in the shape that favours it most it is behind by no more than the nats by which shapes differ about it:
             this is noise at this very place
     noise   it is behind by more than that spread in every shape, but in units of the spread (and of the typical one,
-            which a place where shapes agree by chance has too) by no more than :data:`SLACK` times one, or what the
-            engine's own tokens are at worst
+            which a place where shapes agree by chance has too: logits are bfloat16) by no more than :data:`SLACK`
+            times one, or what the engine's own tokens are at worst
     wrong   none of these
 
 The engine's own answers are traced in the same way, without the shape that they were made in: they are the noise floor.
@@ -90,7 +90,7 @@ class Floor:
     """The noise floor, of traces of the engine's own answers.
 
     Attributes:
-        typical: median of the spreads of its tokens that are not first, in nats.
+        typical: median spread, in nats, of places where shapes differ at all: at least a step of the logits there.
         most: of a token that is not wrong, :func:`multiple`.
     """
 
@@ -98,11 +98,23 @@ class Floor:
     most: float
 
     @classmethod
-    def of(cls, own: list[dict[str, Any]]) -> Floor:
-        """The floor of some traces, whose noise counts at least once; where every token is first, nothing is noise."""
+    def of(cls, own: list[dict[str, Any]], probes: dict[str, Any]) -> Floor:
+        """The floor, whose noise counts at least once.
+
+        Args:
+            own: traces of the engine's own answers.
+            probes: trace of tokens that the engine did not take, at places chosen at random. Without them a
+                place would count only if noise has changed a token there.
+        """
         suspects = [suspect for traced in own for suspect in traced["suspects"]]
-        typical = statistics.median([spread(suspect) for suspect in suspects]) if suspects else 0.0
+        measured = [suspect for suspect in (*suspects, *probes["suspects"]) if _shapes(suspect) > 1]
+        spreads = [nats for nats in map(spread, measured) if nats > 0]
+        typical = statistics.median(spreads) if spreads else 0.0
         return cls(typical, SLACK * max([1.0, *(multiple(suspect, typical) for suspect in suspects)]))
+
+
+def _shapes(suspect: dict[str, Any]) -> int:
+    return len(suspect["behind"]) - len(suspect["at_least"])
 
 
 def least(suspect: dict[str, Any]) -> float:
@@ -177,14 +189,15 @@ def chance(found: int, of: int, own: int, of_own: int) -> float:
     )
 
 
-def problems(traced: dict[str, Any], own: list[dict[str, Any]]) -> list[str]:
+def problems(traced: dict[str, Any], own: list[dict[str, Any]], floor: Floor) -> list[str]:
     """One line for each token that is wrong, and one where tokens that are not first are too frequent.
 
     Args:
         traced: of the answers in question.
         own: of the engine's own answers.
+        floor: of the engine.
     """
-    floor, found = Floor.of(own), []
+    found = []
     for suspect in traced["suspects"]:
         if word(suspect, floor) == "wrong":
             where = f"answer {suspect['answer']}, position {suspect['position']}"

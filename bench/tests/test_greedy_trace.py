@@ -39,30 +39,47 @@ def test_a_token_is_called_by_the_first_word_that_fits(found, called) -> None:
     assert greedy_trace.word(found, FLOOR) == called
 
 
+NONE = traced(0)
+
+
 def test_the_floor_is_twice_the_engines_own_worst_in_units_of_noise() -> None:
     own = [traced(9, suspect(16.0, 3.0, 8.0), suspect(0.5, 0.0)), traced(9, suspect(1.25, 1.0))]
-    assert Floor.of(own) == Floor(typical=0.5, most=2 * 1.0 / 0.75)  # nothing of the 16
-    assert Floor.of([traced(9, suspect(0.5, 0.0))]) == Floor(typical=0.5, most=2.0)
-    assert Floor.of([traced(9)]) == Floor(0.0, 2.0)
-    assert greedy_trace.word(suspect(0.25, 0.25), Floor.of([traced(9)])) == "wrong"
+    assert Floor.of(own, NONE) == Floor(typical=0.5, most=2 * 1.0 / 0.75)
+    many = traced(90, *[suspect(3.0, 2.25)] * 9, *[suspect(3.0, 3.0)] * 30)  # elsewhere, where shapes differ at all
+    assert Floor.of(own, many) == Floor(typical=0.75, most=2.0)  # nothing of the 16
+    assert Floor.of([traced(9, suspect(0.5, 0.0))], NONE) == Floor(typical=0.5, most=2.0)
+    assert Floor.of([traced(9)], NONE) == Floor(0.0, 2.0)
+    assert greedy_trace.word(suspect(0.25, 0.25), Floor.of([traced(9)], NONE)) == "wrong"
+
+
+def test_a_place_where_one_shape_alone_is_exact_tells_no_spread() -> None:
+    lower_ends = traced(9, *[suspect(60.0, 9.0, 8.0, at_least=("shape 0", "shape 1"))] * 20)
+    assert Floor.of([traced(9, suspect(0.5, 0.25))], lower_ends).typical == 0.25
+
+
+def test_a_near_tie_is_noise_where_no_token_of_the_engines_own_has_changed() -> None:
+    floor = Floor.of([traced(9)], traced(9, *[suspect(4.0, 4.0)] * 8, *[suspect(4.0, 3.75)] * 2))
+    assert greedy_trace.word(suspect(0.25, 0.25, 0.25), floor) == "noise"
+    assert greedy_trace.word(suspect(0.75, 0.75, 0.75), floor) == "wrong"
 
 
 OWN = [traced(3000, *[suspect(0.5, 0.25, 0.25)] * 30)]
+FLOOR_OF_OWN = Floor.of(OWN, NONE)
 
 
 def test_what_the_engines_own_answers_show_is_no_fault() -> None:
-    assert greedy_trace.problems(traced(3000, *[suspect(0.5, 0.5, 0.25)] * 40), OWN) == []
+    assert greedy_trace.problems(traced(3000, *[suspect(0.5, 0.5, 0.25)] * 40), OWN, FLOOR_OF_OWN) == []
 
 
 def test_one_wrong_token_is_a_fault() -> None:
-    problems = greedy_trace.problems(traced(3000, suspect(1.25, 1.125, 1.25)), OWN)
+    problems = greedy_trace.problems(traced(3000, suspect(1.25, 1.125, 1.25)), OWN, FLOOR_OF_OWN)
     assert problems == [
         "answer 0, position 1: token 7 is 1.12 nats behind in its best shape, 3.0 times the noise there, at most 2.0"
     ]
 
 
 def test_near_ties_that_are_too_frequent_are_a_fault() -> None:
-    problems = greedy_trace.problems(traced(3000, *[suspect(0.5, 0.0)] * 70), OWN)
+    problems = greedy_trace.problems(traced(3000, *[suspect(0.5, 0.0)] * 70), OWN, FLOOR_OF_OWN)
     assert len(problems) == 1 and "70 of 3000 tokens are not the likeliest" in problems[0]
 
 
