@@ -62,6 +62,8 @@ LENGTHS = (24, 600)
 TOP = 8
 """Alternatives whose log-probability is kept for each token."""
 SPECULATIVE = {"method": "dspark", "num_speculative_tokens": full_model.BLOCK, "draft_sample_method": "greedy"}
+COUNTED = ("drafts", "accepted_tokens")
+"""What vLLM calls vllm:spec_decode_num_*, of those that are looked at."""
 SEED = 3
 
 
@@ -217,11 +219,10 @@ def conclude(dspark: dict[str, Any], plain: dict[str, Any], tokens: int, specula
         speculating: whether the first side is to have speculated.
     """
     together, alone, found = plain["together"], plain["alone"], plain["found"]
-    own = [found["together"], found["alone"]]
-    floor = Floor.of(own, found["planted"])
+    floor = Floor.of([found["together"], found["alone"]], found["planted"])
     drafts, accepted = (dspark["counters"].get(f"vllm:spec_decode_num_{name}", 0) for name in COUNTED)
     counted = greedy_faults.found(plain["planted"], found["planted"], floor)
-    problems = greedy_trace.problems(found["dspark"], own, floor) + greedy_faults.problems(counted)
+    problems = greedy_trace.problems(found["dspark"], found["together"], floor) + greedy_faults.problems(counted)
     short = [number for number, one in enumerate(dspark["answers"]) if len(one["tokens"]) != tokens]
     problems += [f"answer {number} has not {tokens} tokens" for number in short]
     if speculating and not accepted:
@@ -240,9 +241,6 @@ def conclude(dspark: dict[str, Any], plain: dict[str, Any], tokens: int, specula
         "ready_seconds": {"plain": plain["ready_seconds"], "dspark": dspark["ready_seconds"]},
         "problems": problems,
     }
-
-
-COUNTED = ("drafts", "accepted_tokens")
 
 
 def unexplained(traced: dict[str, Any], floor: Floor) -> list[dict[str, Any]]:

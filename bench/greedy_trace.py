@@ -172,29 +172,23 @@ def quantiles(ordered: list[float]) -> dict[str, float] | None:
 
 def chance(found: int, of: int, own: int, of_own: int) -> float:
     """Fisher's exact test: how likely at least ``found`` of ``of`` is, were it as frequent as ``own`` of ``of_own``."""
-    total, marked = of + of_own, found + own
+    marked = found + own
 
     def ways(count: int, among: int) -> float:
+        """Logarithm of the binomial coefficient."""
         return math.lgamma(among + 1) - math.lgamma(count + 1) - math.lgamma(among - count + 1)
 
-    whole = ways(marked, total)
-    most = min(of, marked)
-    return min(
-        1.0,
-        sum(
-            math.exp(ways(n, of) + ways(marked - n, of_own) - whole)
-            for n in range(found, most + 1)
-            if marked - n <= of_own
-        ),
-    )
+    counts = range(max(found, marked - of_own), min(of, marked) + 1)
+    whole = ways(marked, of + of_own)
+    return min(1.0, sum(math.exp(ways(n, of) + ways(marked - n, of_own) - whole) for n in counts))
 
 
-def problems(traced: dict[str, Any], own: list[dict[str, Any]], floor: Floor) -> list[str]:
+def problems(traced: dict[str, Any], own: dict[str, Any], floor: Floor) -> list[str]:
     """One line for each token that is wrong, and one where tokens that are not first are too frequent.
 
     Args:
         traced: of the answers in question.
-        own: of the engine's own answers.
+        own: of the engine's own answers, none of them twice.
         floor: of the engine.
     """
     found = []
@@ -206,8 +200,7 @@ def problems(traced: dict[str, Any], own: list[dict[str, Any]], floor: Floor) ->
                 f"{where}: token {suspect['token']} is {least(suspect):.2f} nats behind in its best shape, "
                 f"{times:.1f} times the noise there, at most {floor.most:.1f}"
             )
-    count, own_count = len(traced["suspects"]), sum(len(one["suspects"]) for one in own)
-    tokens = sum(one["tokens"] for one in own)
+    count, own_count, tokens = len(traced["suspects"]), len(own["suspects"]), own["tokens"]
     if (likely := chance(count, traced["tokens"], own_count, tokens)) < RARE:
         found.append(
             f"{count} of {traced['tokens']} tokens are not the likeliest, of the engine's own {own_count} of {tokens}: "

@@ -63,8 +63,8 @@ def test_a_near_tie_is_noise_where_no_token_of_the_engines_own_has_changed() -> 
     assert greedy_trace.word(suspect(0.75, 0.75, 0.75), floor) == "wrong"
 
 
-OWN = [traced(3000, *[suspect(0.5, 0.25, 0.25)] * 30)]
-FLOOR_OF_OWN = Floor.of(OWN, NONE)
+OWN = traced(3000, *[suspect(0.5, 0.25, 0.25)] * 30)
+FLOOR_OF_OWN = Floor.of([OWN], NONE)
 
 
 def test_what_the_engines_own_answers_show_is_no_fault() -> None:
