@@ -3,7 +3,7 @@
 A tensor does not depend on how it is split: a rank draws the whole one, and vLLM's own loaders take their share. So a
 model is the same at every tensor-parallel size, on devices of one kind (torch's generators give other numbers on a
 CPU than on a GPU). The values keep hidden states O(1) at any depth and logits distinct, so that greedy decoding is a
-function of the prompt and not of rounding:
+function of the prompt more than of rounding:
 
     embeddings                  standard normal
     matrices                    normal over the root of their fan-in; FP8 ones with matching power-of-two scales
