@@ -54,6 +54,8 @@ WARM_UP, WARM_UP_TOKENS = 4096, 16
 SHORT = 8192
 """Prompts up to this long are over before their progress says much."""
 SETTLE_SECONDS = 2.0
+SNAPSHOT_SECONDS = 1.5
+"""Counters of ours come with a worker's snapshots, one a second: after this long they hold all that has been done."""
 SEED = 1
 SCHEMA = 1
 """Of the result; raised when a field changes its meaning."""
@@ -104,6 +106,7 @@ class Run:
         if left < 5 or not self.client.healthy():
             self.result["phases"][name] = {"skipped": "no time was left" if left < 5 else "the server had ended"}
             return self.keep()
+        time.sleep(SNAPSHOT_SECONDS)  # or the end of the phase before would count into this one
         before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
         with self.gauges.phase() as seen:
             try:
@@ -112,6 +115,7 @@ class Run:
                 measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
             measured["phase_seconds"] = time.perf_counter() - began
         measured["gpu"] = seen()
+        time.sleep(SNAPSHOT_SECONDS)
         try:
             measured["counters"] = growth(before, self.client.metrics())
         except _FAILURES as error:

@@ -175,7 +175,7 @@ def race(pool: Pool, every_row: torch.Tensor, graph: torch.cuda.CUDAGraph, steps
 
 def jam(pool: Pool, cycles: int) -> None:
     """Hold the rows' stream up, at times for longer than steps take."""
-    with torch.cuda.stream(pool.transfer._rows):
+    with torch.cuda.stream(pool.transfer._beside):
         torch.cuda._sleep(cycles)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def load_all(root: Path) -> list[W2Layer]:
 
 def test_a_load_gives_its_pinned_memory_back(root: Path) -> None:
     torch.cuda.init()
+    gc.collect()  # pinned tensors that an earlier test left in cycles
     torch.accelerator.empty_host_cache()
     before = pinned_bytes()
     layers = load_all(root)
@@ -51,6 +53,7 @@ def test_a_load_gives_its_pinned_memory_back(root: Path) -> None:
 
 def test_a_load_that_does_not_give_it_back_is_caught(root: Path, monkeypatch) -> None:
     torch.cuda.init()
+    gc.collect()  # pinned tensors that an earlier test left in cycles
     torch.accelerator.empty_host_cache()
     before = pinned_bytes()
     monkeypatch.setattr(staging, "give_back", lambda device: None)

@@ -253,6 +253,7 @@ class Server:
 @pytest.fixture
 def run(client, tmp_path: Path, monkeypatch) -> serving.Run:
     monkeypatch.setattr(serving.facts, "provenance", lambda: bench_samples.PROVENANCE)
+    monkeypatch.setattr(serving, "SNAPSHOT_SECONDS", 0.0)
     return serving.Run(Server(), client, Gauges("0", Nvml()), 100, 60.0, tmp_path / "out.json")
 
 
@@ -264,6 +265,25 @@ def test_each_phase_is_kept_as_it_ends(run) -> None:
     assert document["exercised"] == {"longest_prompt_tokens": serving.PROMPT, "most_requests": 2}
     assert kept["gpu"]["samples"] >= 1 and kept["gpu"]["pcie_to_gpu_gb_per_s"]["mean"] == pytest.approx(51.4)
     assert kept["counters"]["vllm:prompt_tokens_total"] > 0 and kept["logger"]["generation_tokens_per_s"] == []
+
+
+def test_counters_that_come_late_are_of_the_phase_that_they_belong_to(run, monkeypatch) -> None:
+    """A worker's counters come with snapshots, here 0.1 s after what they count."""
+    monkeypatch.setattr(serving, "SNAPSHOT_SECONDS", 0.3)
+    done: list[float] = []  # when
+
+    def counted() -> dict[str, float]:
+        return {"moet_steps_total": float(sum(when + 0.1 <= time.perf_counter() for when in done))}
+
+    def work(limit: float) -> dict:
+        done.append(time.perf_counter())
+        return {}
+
+    monkeypatch.setattr(run.client, "metrics", counted)
+    for name in ("first", "second"):
+        run.phase(name, 10, work)
+    steps = [phase["counters"].get("moet_steps_total") for phase in run.result["phases"].values()]
+    assert steps == [1.0, 1.0]
 
 
 def test_a_phase_that_fails_leaves_its_reason_and_the_next_one_runs(run, fake) -> None:

@@ -19,23 +19,25 @@ HOLDER = (
 
 
 class Card:
-    """A card of so many MiB free that gives memory out 2 MiB at a time, no more than ``piece`` at once."""
+    """A card of so many MiB free that gives memory out 2 MiB at a time, no more than ``piece`` at once, and takes
+    ``tables`` itself to map a piece of a GiB or more."""
 
-    def __init__(self, free: int, piece: int = 1 << 20) -> None:
-        self.bytes, self.piece = free * MIB, piece * MIB
+    def __init__(self, free: int, piece: int = 1 << 20, tables: int = 0) -> None:
+        self.bytes, self.piece, self.tables = free * MIB, piece * MIB, tables * MIB
 
     def free(self) -> int:
         return self.bytes
 
     def allocate(self, nbytes: int) -> bytes:
-        self.bytes -= min(nbytes, self.piece)
+        self.bytes -= min(nbytes, self.piece) + (self.tables if nbytes >= 1 << 30 else 0)
         return b""
 
 
 @pytest.mark.parametrize("free", [97280, 97281, 140000, 140003])
 @pytest.mark.parametrize("piece", [1 << 20, 30000])
-def test_what_is_left_is_what_was_asked_for(free, piece) -> None:
-    card = Card(free, piece)
+@pytest.mark.parametrize("tables", [0, 2, 30])
+def test_what_is_left_is_what_was_asked_for(free, piece, tables) -> None:
+    card = Card(free, piece, tables)
     hold_memory.take(97280 * MIB, card.free, card.allocate)
     assert 97280 * MIB <= card.bytes < 97282 * MIB
 

@@ -65,6 +65,7 @@ class MappedReads:
     def look(self) -> int:
         """Bytes read since :meth:`begin`; for one thread. What it last knew, where the device does not answer."""
         if self._copied is None:
+            self._copies.enter_thread()
             self._copied = self._copies.peek(self._buffer, self.counts)
         until = time.monotonic() + _PATIENCE_SECONDS
         while not self._copied.done():
