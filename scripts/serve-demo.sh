@@ -27,6 +27,10 @@ start() {
   fi
   url="$("$env/bin/moet" serve --recipe "$RECIPE" --dry-run --print json "$@" \
     | "$env/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["base_url"])')"
+  # Its answers would pass for those of the server that is to be started, and cannot have the port.
+  if PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready --base-url "$url" --timeout 0 >/dev/null 2>&1; then
+    die 1 "a server answers at $url already; stop it, or choose another PORT"
+  fi
   mkdir -p "$RUN_DIR"
   setsid "$env/bin/moet" serve --recipe "$RECIPE" "$@" >"$LOG" 2>&1 </dev/null &
   pid=$!

@@ -34,10 +34,11 @@ def wait(base_url: str, limit: float, pid: int | None = None) -> float:
     while True:
         reason = _health(base_url)
         waited = time.monotonic() - start
-        if reason is None:
-            return waited
+        # Looked at last, so that an answer of another server at this address is not taken for one of this.
         if pid is not None and _ended(pid):
             raise NotReady(f"the server (pid {pid}) ended after {waited:.1f} s, before it was ready")
+        if reason is None:
+            return waited
         if waited >= limit:
             raise NotReady(f"{base_url}/health gave no 200 within {limit:g} s ({reason}); is the server up?")
         time.sleep(POLL_SECONDS)

@@ -93,9 +93,9 @@ def _profile(one: Served, library: Library, link: Link) -> dict[str, str]:
         "start to ready, s": number(document["ready_seconds"]),
         "card's memory held to, GiB": _expected(document.get("held", {}).get("to_gib"), "g"),
         "the server's part of it once ready, at most, nvidia-smi, GiB": _expected(one.own_gib(), ".2f"),
-        "KV capacity that the planner expects, tokens": _expected(planned.get("kv_tokens"), ",.0f"),
-        "decode 1x that the planner expects, tokens/s": _expected(rates.get("1")),
-        "decode 4x that the planner expects, tokens/s": _expected(rates.get("4")),
+        "KV capacity that the planner of that commit expected, tokens": _expected(planned.get("kv_tokens"), ",.0f"),
+        "decode 1x that the planner of that commit expected, tokens/s": _expected(rates.get("1")),
+        "decode 4x that the planner of that commit expected, tokens/s": _expected(rates.get("4")),
     }
 
 

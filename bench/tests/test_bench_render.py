@@ -97,7 +97,7 @@ def test_parts_of_a_result_stay_apart(library: Library) -> None:
     assert cells["power while decoding 4x, NVML, W"] == ["412"] * 3
     assert cells["card's memory held to, GiB"] == ["95"] * 3
     assert cells["the server's part of it once ready, at most, nvidia-smi, GiB"] == ["94.00"] * 3
-    assert cells["decode 1x that the planner expects, tokens/s"] == ["99.0"] * 3
+    assert cells["decode 1x that the planner of that commit expected, tokens/s"] == ["99.0"] * 3
     first = "| the original system, 300k | the original system, 512k | [h200-resident](bench/results/serving_0.json)"
     assert first in lines[0] and "| 378,490 | 901,924 |" in "\n".join(lines)
 

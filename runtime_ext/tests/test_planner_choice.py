@@ -92,7 +92,8 @@ def test_a_table_of_cards_has_the_profiles_and_smaller_cards():
     }
     assert found["RTX PRO 6000, 96 GB", 300_000, True].mapped == (43, 44, 45)
     assert found["RTX PRO 6000, 96 GB", 300_000, False].mapped == ()
-    assert len(found["RTX 5090, 32 GB", 300_000, True].mapped) == 40
+    # One more than at 0.974, which leaves a prompt of that length too little.
+    assert len(found["RTX 5090, 32 GB", 300_000, True].mapped) == 41
     rates = [found[each.name, 300_000, True].decode[1].tokens_per_s for each in cards.CARDS]
     assert rates == sorted(rates, reverse=True)
 

@@ -12,7 +12,7 @@ from planner_support import RECIPES, ROOT
 
 from moet_w2 import cli, recipe
 from moet_w2.errors import MoetError, RecipeError
-from moet_w2.planner import commands, measure, predict
+from moet_w2.planner import commands, measure, memory, predict
 from moet_w2.planner.options import Number
 
 
@@ -36,8 +36,9 @@ def test_the_command_without_options(capsys):
 def test_the_command_as_json(capsys):
     code, printed = run(capsys, "--json", "--context", "524288", "--utilization", "0.98446")
     found = json.loads(printed.out)
-    assert code == 0 and found["chosen"] == [42, 43, 44, 45]
+    assert found["chosen"] == [42, 43, 44, 45]
     chosen = found["placements"][4]
+    assert code == 1 and chosen["spare_bytes"] < 0  # of the original system; ours asks for less of the card
     assert chosen["status"] == "chosen" and chosen["mapped_bytes"] == 7_247_757_312
     assert sum(chosen["device_bytes"].values()) == chosen["share_bytes"]
 
@@ -97,6 +98,20 @@ def test_a_pool_that_a_server_sizes_cannot_be_planned():
     pool = loaded.w2.model_copy(update={"correction": loaded.w2.correction.model_copy(update={"gb": "auto"})})
     with pytest.raises(RecipeError, match="auto"):
         predict.of_recipe(loaded.model_copy(update={"w2": pool}))
+
+
+def test_a_plan_leaves_room_for_the_longest_prompt_unless_told_otherwise(capsys):
+    small = ("--json", "--vram-gib", "48", "--context", "131072")
+    code, printed = run(capsys, *small)
+    assert code == 0 and json.loads(printed.out)["placements"][-1]["spare_bytes"] >= memory.LEAST_SPARE
+    code, printed = run(capsys, *small, "--utilization", "0.974")
+    assert code == 1 and json.loads(printed.out)["placements"][-1]["spare_bytes"] < 0
+
+
+def test_no_card_of_the_table_runs_out_of_memory(capsys):
+    _, printed = run(capsys, "--cards", "--json")
+    spare = [row["placement"]["spare_bytes"] for row in json.loads(printed.out) if row["placement"]]
+    assert len(spare) > 20 and min(spare) >= memory.LEAST_SPARE
 
 
 def test_the_table_of_cards(capsys):

@@ -41,6 +41,14 @@ def test_process_that_ends_ends_the_waiting():
             ready.wait(url, limit=60, pid=process.pid)
 
 
+def test_an_answer_is_not_taken_for_that_of_a_process_that_has_ended():
+    with serve(Behaviour()) as url:  # another server, healthy at once
+        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+        process.wait()
+        with pytest.raises(ready.NotReady, match="ended after"):
+            ready.wait(url, limit=60, pid=process.pid)
+
+
 def test_command_line():
     words = [sys.executable, "-m", "validation.ready", "--timeout", "0.2", "--base-url"]
     with serve(Behaviour()) as url:

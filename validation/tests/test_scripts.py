@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import stop_session
 from audit_document import make
+from fake_server import Behaviour, serve
 from server_support import RECIPE, REPOSITORY, clean_environment
 
 from moet_w2 import recipe
@@ -110,6 +111,15 @@ def test_background_then_stop(scripts, tmp_path):
     assert stop_session.members(pid) == []
     once_more = scripts("serve-demo.sh", "--stop")
     assert once_more.returncode == 0 and "no server was started here" in once_more.stderr
+
+
+def test_background_does_not_take_another_servers_answers_for_its_own(scripts, tmp_path):
+    with serve(Behaviour()) as url:
+        done = scripts("serve-demo.sh", "--background", PORT=url.rpartition(":")[2])
+    assert done.returncode == 1
+    wanted = f"serve-demo.sh: error: a server answers at {url} already; stop it, or choose another PORT"
+    assert done.stderr.splitlines()[-1] == wanted
+    assert not (tmp_path / "run" / "server.pid").exists()
 
 
 def test_background_reports_why_a_server_did_not_start(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .machine import Machine, card
 from .model import Model
-from .placements import DEFAULT, Assumptions, Placement, smallest
+from .placements import DEFAULT, Assumptions, Placement, smallest, with_room
 from .settings import Settings
 
 CONTEXTS = (65_536, 131_072, 300_000, 524_288)
@@ -56,11 +56,21 @@ def propose(
     cards: Sequence[Card] = CARDS,
     contexts: Sequence[int] = CONTEXTS,
     given: Assumptions = DEFAULT,
+    keep: bool = False,
 ) -> Iterator[Proposal]:
-    """The smallest placement of each card, context, and with and without the correction pool."""
+    """The smallest placement of each card, context, and with and without the correction pool.
+
+    Args:
+        model: its dimensions.
+        settings: how it is served, but for what follows.
+        cards, contexts: of the table.
+        given: assumptions.
+        keep: utilization as it is, also where the longest prompt has no room then.
+    """
     pools = (settings.correction_bytes, 0) if settings.correction_bytes else (0,)
     for each in cards:
         for context in contexts:
             for pool in pools:
                 wish = replace(settings, context=context, correction_bytes=pool)
+                wish = wish if keep else with_room(model, each.machine, wish, given)
                 yield Proposal(each, wish, smallest(model, each.machine, wish, given))

@@ -12,7 +12,7 @@ from ..errors import CheckpointError, RecipeError
 from . import cards, choose, options, predict, report, reported
 from .machine import GIB, Machine, card
 from .model import FLASH, Model, from_config
-from .placements import DEFAULT, Assumptions
+from .placements import DEFAULT, Assumptions, with_room
 from .settings import Settings
 
 
@@ -41,7 +41,12 @@ def add_parser(commands: Any) -> None:
     machine.add_argument("--sm", type=options.MAJOR, metavar="N", help="major compute capability (12)")
     serving = parser.add_argument_group("serving")
     serving.add_argument("--context", type=options.TOKENS, metavar="N", help="max-model-len (300000)")
-    serving.add_argument("--utilization", type=options.UTILIZATION, metavar="X", help="gpu-memory-utilization (0.974)")
+    serving.add_argument(
+        "--utilization",
+        type=options.UTILIZATION,
+        metavar="X",
+        help="gpu-memory-utilization (0.974, or less where the longest prompt needs it)",
+    )
     serving.add_argument("--seqs", type=options.SEQS, metavar="N", help="max-num-seqs (4)")
     serving.add_argument("--batched", type=options.TOKENS, metavar="N", help="max-num-batched-tokens (2048)")
     serving.add_argument("--speculative", type=options.DRAFTS, metavar="N", help="draft tokens, 0 for none (4)")
@@ -59,13 +64,17 @@ def add_parser(commands: Any) -> None:
         "--runtime-gib", type=options.PARTS, metavar="X", help="libraries, graphs and step peak (computed)"
     )
     parser.add_argument("--compare", action="store_true", help="hold this model against reported figures")
-    parser.add_argument("--cards", action="store_true", help="a table of cards and contexts instead of one plan")
+    parser.add_argument(
+        "--cards",
+        action="store_true",
+        help="a table instead of one plan: cards on hosts with 128 GiB, and contexts",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; 0, or 1 where nothing fits.
+    """Plan and print; 0, or 1 where nothing fits or the longest prompt runs out of memory.
 
     Raises:
         MoetError: an option, the recipe or config.json cannot be used.
@@ -77,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     given = _assumptions(args)
     if args.cards:
-        found = list(cards.propose(_model(args), _settings(args, Settings()), given=given))
+        keep = args.utilization is not None
+        found = list(cards.propose(_model(args), _settings(args, Settings()), given=given, keep=keep))
         print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
         return 0
     machine, notes = _machine(args)
@@ -88,12 +98,14 @@ def run(args: argparse.Namespace) -> int:
     model, settings = _model(args), _settings(args, Settings())
     if not settings.speculative:
         model = replace(model, draft_layers=0)
+    if args.utilization is None:
+        settings = with_room(model, machine, settings, given)
     plan = choose.plan(model, machine, settings, given)
     if args.json:
         print(json.dumps(report.document(plan, machine, given) | {"measured": notes}, indent=2))
     else:
         print(report.text(plan, machine))
-    return 0 if plan.chosen else 1
+    return 0 if plan.chosen and plan.chosen.memory.spare >= 0 else 1
 
 
 def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
 from . import memory, prefill, speed
@@ -74,6 +74,20 @@ class Assumptions:
 
 
 DEFAULT = Assumptions()
+
+
+def with_room(model: Model, machine: Machine, settings: Settings, given: Assumptions = DEFAULT) -> Settings:
+    """The settings with utilization as low as the longest prompt needs it, or as they are where that has room.
+
+    Mapped layers have no part in it: what vLLM does not count is the same with any.
+    """
+    found = memory.account(model, machine, settings, (), given.runtime_bytes, given.others)
+    return settings if found.safe else replace(settings, utilization=max(0.001, roomy_utilization(machine, found)))
+
+
+def roomy_utilization(machine: Machine, found: Memory) -> float:
+    """Utilization that leaves :data:`memory.LEAST_SPARE` free in the longest prompt, in thousandths."""
+    return int((found.share + found.spare - memory.LEAST_SPARE) / machine.cuda_bytes * 1000) / 1000
 
 
 def place(

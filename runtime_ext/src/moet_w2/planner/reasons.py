@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .machine import Machine
-from .memory import LEAST_SPARE, Memory
+from .memory import Memory
 from .model import Model
-from .placements import DEFAULT, Assumptions, Placement, gib, smallest
+from .placements import DEFAULT, Assumptions, Placement, gib, roomy_utilization, smallest
 from .settings import Settings
 
 _SHORTEST = 4096
@@ -134,8 +134,7 @@ def _spare(machine: Machine, settings: Settings, found: Memory) -> str:
     if found.safe:
         return f"{prompt} leaves {gib(found.spare)} free"
     then = f"leaves {gib(found.spare)} free" if found.spare >= 0 else f"takes {gib(-found.spare)} more than there is"
-    lower = settings.utilization - (LEAST_SPARE - found.spare) / machine.cuda_bytes
-    return f"{prompt} {then}: a utilization of {int(lower * 1000) / 1000:g} leaves enough to rely on"
+    return f"{prompt} {then}: a utilization of {roomy_utilization(machine, found):g} leaves enough to rely on"
 
 
 def _keys(keys: list[int]) -> str:

@@ -90,10 +90,12 @@ def comparison(rows: list[dict[str, Any]]) -> str:
 def proposals(found: Sequence[Proposal]) -> str:
     """Placements of several cards, a line each."""
     counts = next((tuple(each.placement.decode) for each in found if each.placement is not None), ())
-    heading = f"{'card':<22}{'context':>9}{'correction':>12}{'mapped':>8}{'host memory':>13}{'KV tokens':>11}"
+    heading = f"{'card':<22}{'context':>9}{'utilization':>13}{'correction':>12}{'mapped':>8}"
+    heading += f"{'host memory':>13}{'KV tokens':>11}"
     lines = [heading + "".join(f"{f'{count}x tok/s':>10}" for count in counts)]
     for each in found:
-        line = f"{each.card.name:<22}{each.settings.context:>9,}{gib(each.settings.correction_bytes):>12}"
+        line = f"{each.card.name:<22}{each.settings.context:>9,}{each.settings.utilization:>13.3f}"
+        line += f"{gib(each.settings.correction_bytes):>12}"
         place = each.placement
         if place is None:
             lines.append(f"{line}  nothing fits")
@@ -112,6 +114,7 @@ def proposals_document(found: Sequence[Proposal]) -> list[dict[str, Any]]:
             "card": each.card.name,
             "machine": asdict(each.card.machine),
             "context": each.settings.context,
+            "utilization": each.settings.utilization,
             "correction_bytes": each.settings.correction_bytes,
             "placement": None if each.placement is None else _placement(each.placement),
         }
