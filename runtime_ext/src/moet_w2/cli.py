@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,10 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; a :class:`MoetError` becomes one line on stderr."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
     except MoetError as error:
         print(f"moet: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who read has enough, as `head` has. What is left in the buffer must not be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
