@@ -51,7 +51,7 @@ import greedy_trace
 import rounding
 from decode_rate import ENGINE, ENVIRONMENT, REAL
 from greedy_trace import Floor
-from tiny_engine import TINY, options
+from tiny_engine import TINY, TINY_ENVIRONMENT, options
 
 WORK = facts.ROOT / ".native" / "dspark-equality"
 SIDES = ("dspark", "plain")
@@ -293,7 +293,7 @@ def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
         mapped = [args.layers - 1] + ([args.layers + full_model.DRAFTS - 1] if drafting else [])
         own = {"VLLM_MOE_W2_MAPPED_LAYERS": ",".join(map(str, mapped))}
         command = [sys.executable, __file__, "--child", side, *_passed(args)]
-        subprocess.run(command, env=others | ENVIRONMENT | own, check=True)
+        subprocess.run(command, env=others | ENVIRONMENT | (TINY_ENVIRONMENT if args.tiny else {}) | own, check=True)
     return json.loads(left.read_text())
 
 

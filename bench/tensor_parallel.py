@@ -41,7 +41,7 @@ import facts
 import full_model
 from decode_rate import ENGINE, ENVIRONMENT, REAL
 from dspark_equality import TOGETHER, TOP, differences, first_difference, noise, of_output, prompts
-from tiny_engine import TINY, options
+from tiny_engine import TINY, TINY_ENVIRONMENT, options
 
 from moet_w2 import audit, audit_ranks
 
@@ -210,6 +210,7 @@ def run(side: str, args: argparse.Namespace) -> dict[str, Any]:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }
         if args.tiny:  # on a CPU: a core for each rank, which vLLM does not choose within one NUMA node
+            own |= TINY_ENVIRONMENT
             own["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, sorted(os.sched_getaffinity(0))[: SIDES[side]]))
         command = [sys.executable, __file__, *_passed(args), "--child", side]
         subprocess.run(command, env=kept | ENVIRONMENT | NCCL_ALONE | own, check=True)

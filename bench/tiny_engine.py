@@ -16,6 +16,8 @@ TINY_ENGINE = {
     "async_scheduling": False,
 }
 """None takes an option away."""
+TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB of KV cache; without it every rank takes a share of all memory, and two of them more than there is."""
 
 
 def options(engine: dict[str, Any], tiny: bool, changed: dict[str, Any]) -> dict[str, Any]:
