@@ -24,6 +24,11 @@ def test_correction_row_is_twelve_mebibytes() -> None:
     assert 512 * REAL.correction_row_bytes == 6 * 2**30
 
 
+def test_an_expert_is_what_it_has_in_all_parts() -> None:
+    rows = {name: part.row_bytes for name, part in REAL.parts.items()}
+    assert REAL.expert_bytes == sum(rows.values()) and REAL.scale_row_bytes == rows["sc13"] + rows["sc2"]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_tensor_parallel_shares_add_up(size: int) -> None:
     assert size * LayerGeometry(256, 4096, 2048 // size).nbytes == REAL.nbytes

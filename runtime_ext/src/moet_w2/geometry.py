@@ -73,6 +73,16 @@ class LayerGeometry:
         return sum(part.nbytes for part in self.parts.values())
 
     @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert: planes and scales."""
+        return 3 * self.width * self.hidden // 4 + self.scale_row_bytes
+
+    @property
+    def scale_row_bytes(self) -> int:
+        """Bytes of one expert's scales."""
+        return 3 * self.width * self.hidden // SCALE_BLOCK
+
+    @property
     def correction_row_bytes(self) -> int:
         """Bytes of one expert's FP4 codes, its scales not counted: they are the base's."""
         return 3 * self.width * self.hidden // 2

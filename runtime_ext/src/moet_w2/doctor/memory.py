@@ -43,8 +43,7 @@ def need(subject: Subject, settings: W2Config, report: CheckpointReport) -> Need
 
 def expert_bytes(geometry: LayerGeometry) -> int:
     """Bytes of one layer's routed experts in the checkpoint: MXFP4 codes and scales."""
-    scales = geometry.parts["sc13"].nbytes + geometry.parts["sc2"].nbytes
-    return geometry.experts * geometry.correction_row_bytes + scales
+    return geometry.experts * (geometry.correction_row_bytes + geometry.scale_row_bytes)
 
 
 def localities(subject: Subject, settings: W2Config | None) -> list[topology.Locality]:

@@ -51,10 +51,8 @@ class MappedReads:
 
     def words(self, key: int, geometry: LayerGeometry) -> torch.Tensor:
         """int64 ``[2]``: where calls of a layer count, a view of ``counts``."""
-        parts, row = geometry.parts, self._rows[key]
-        scales = parts["sc13"].row_bytes + parts["sc2"].row_bytes
-        self._costs[row, 0] = parts["planes13"].row_bytes + parts["planes2"].row_bytes + scales
-        self._costs[row, 1] = scales
+        row = self._rows[key]
+        self._costs[row] = torch.tensor([geometry.expert_bytes, geometry.scale_row_bytes], device="cpu")
         return self.counts[row]
 
     def begin(self) -> None:

@@ -9,9 +9,7 @@ nothing was counted, every token draws by itself and evenly, which is the most d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from ..geometry import LayerGeometry
 from . import kv_cache, weights
 from .costs import MEASURED, TOKENS_PER_STEP, Costs
 from .machine import Machine
@@ -138,15 +136,8 @@ def mapped_bytes(model: Model, tokens: float, hits: float = 0.0) -> float:
         tokens: tokens of the call.
         hits: share of routings that find FP4 codes in device memory.
     """
-    whole, scales = _expert_bytes(model.geometry)
+    whole, scales = model.geometry.expert_bytes, model.geometry.scale_row_bytes
     return distinct(model.geometry.experts, model.top_k, tokens) * (whole - hits * (whole - scales))
-
-
-@lru_cache(maxsize=64)
-def _expert_bytes(geometry: LayerGeometry) -> tuple[int, int]:
-    """Bytes of one expert, and of its scales alone."""
-    parts = geometry.parts
-    return sum(part.row_bytes for part in parts.values()), parts["sc13"].row_bytes + parts["sc2"].row_bytes
 
 
 def hit_rate(model: Model, settings: Settings, load: Load) -> float:
