@@ -106,7 +106,6 @@ class Run:
         if left < 5 or not self.client.healthy():
             self.result["phases"][name] = {"skipped": "no time was left" if left < 5 else "the server had ended"}
             return self.keep()
-        time.sleep(SNAPSHOT_SECONDS)  # or the end of the phase before would count into this one
         before, said, began = self.client.metrics(), len(self.server.text()), time.perf_counter()
         with self.gauges.phase() as seen:
             try:
@@ -115,7 +114,7 @@ class Run:
                 measured = {"error": f"{type(error).__name__}: {error}"[:2000]}
             measured["phase_seconds"] = time.perf_counter() - began
         measured["gpu"] = seen()
-        time.sleep(SNAPSHOT_SECONDS)
+        time.sleep(SNAPSHOT_SECONDS)  # or the end of this phase would count into the next one
         try:
             measured["counters"] = growth(before, self.client.metrics())
         except _FAILURES as error:
