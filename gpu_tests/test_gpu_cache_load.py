@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from generators import TINY, device_layer, filled_layer
+from generators import TINY, device_layer, filled_layer, publish_layers
 
 from moet_w2.cache import load, staging
 from moet_w2.cache.key import CacheKey
-from moet_w2.cache.publish import publish
 from moet_w2.layer import Shard, W2Layer
 
 pytestmark = pytest.mark.gpu
@@ -25,10 +24,7 @@ def pinned_bytes() -> int:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for number in range(KEY.layers):
-        layer, _ = filled_layer(TINY, seed=number)
-        layer.key = number
-        publish(tmp_path, KEY, layer)
+    publish_layers(tmp_path, KEY)
     return tmp_path
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from moet_w2.cache.key import CacheKey
+from moet_w2.cache.publish import publish
 from moet_w2.geometry import LayerGeometry
 from moet_w2.layer import PROJECTIONS, W2Layer
 from moet_w2.placement import Placement
@@ -87,6 +89,14 @@ def filled_layer(geometry: LayerGeometry, seed: int = 0) -> tuple[W2Layer, dict[
     for (expert, projection, kind), tensor in tensors.items():
         layer.put(expert, projection, kind, tensor)
     return layer, tensors
+
+
+def publish_layers(root: Path, key: CacheKey) -> None:
+    """Fill a cache with the layers of a key, each from a seed of its own number."""
+    for number in range(key.layers):
+        layer, _ = filled_layer(key.geometry, seed=number)
+        layer.key = number
+        publish(root, key, layer)
 
 
 def write_checkpoint(folder: Path, layers: int = 2, geometry: LayerGeometry = TINY) -> None:

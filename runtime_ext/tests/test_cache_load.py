@@ -11,7 +11,7 @@ from pathlib import Path
 import own_mounts
 import pytest
 import torch
-from generators import TINY, device_layer, filled_layer
+from generators import TINY, device_layer, filled_layer, publish_layers
 
 from moet_w2.cache import layout, load, reads, staging
 from moet_w2.cache.eligibility import Miss
@@ -25,10 +25,7 @@ CHUNK = 16 << 10
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for number in range(KEY.layers):
-        layer, _ = filled_layer(TINY, seed=number)
-        layer.key = number
-        publish(tmp_path, KEY, layer)
+    publish_layers(tmp_path, KEY)
     return tmp_path
 
 
