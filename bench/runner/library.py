@@ -20,6 +20,8 @@ from .boxes import Box
 from .fault import BenchError
 
 RESULTS = Path("bench") / "results"
+HELD = RESULTS / "held"
+"""Servers on a card that was held to another one's memory: what fits, beside the rates of no table."""
 PLAIN = "-plain"
 """End of the name of a recipe that bench/serving.py derives: the target alone."""
 
@@ -30,6 +32,11 @@ class Result:
 
     path: Path
     document: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its path below bench/results."""
+        return self.path.relative_to(RESULTS).as_posix()
 
     @property
     def hardware(self) -> dict[str, Any]:
@@ -49,8 +56,15 @@ class Library:
         Raises:
             BenchError: one is not JSON.
         """
-        found = [path for path in self.tracked(RESULTS) if path.suffix == ".json"]
-        return [Result(path, self.read(path)) for path in found]
+        return self._in(RESULTS)
+
+    @cached_property
+    def held(self) -> list[Result]:
+        """Every JSON file of bench/results/held, by name; errors as with :attr:`results`."""
+        return self._in(HELD)
+
+    def _in(self, folder: Path) -> list[Result]:
+        return [Result(path, self.read(path)) for path in self.tracked(folder, "*.json")]
 
     @cached_property
     def boxes(self) -> dict[str, Box]:

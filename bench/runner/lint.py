@@ -19,7 +19,7 @@ _NOTES = ("dirty", "recipe")
 def check(library: Library) -> list[Finding]:
     """Everything that is wrong, or worth knowing."""
     found = [*_recipes(library), *_boxes(library), *_notes(library)]
-    for result in library.results:
+    for result in (*library.results, *library.held):
         found += _result(result, library)
     return found
 
@@ -55,7 +55,7 @@ def _boxes(library: Library) -> Iterator[Finding]:
 
 
 def _notes(library: Library) -> Iterator[Finding]:
-    files = {result.path.name: result for result in library.results}
+    files = {result.name: result for result in (*library.results, *library.held)}
     for name, reasons in library.notes.items():
         where = f"{RESULTS}/notes.yaml"
         if name not in files:
@@ -71,7 +71,7 @@ def _notes(library: Library) -> Iterator[Finding]:
 
 
 def _result(result: Result, library: Library) -> Iterator[Finding]:
-    where, document, excused = str(result.path), result.document, library.notes.get(result.path.name, {})
+    where, document, excused = str(result.path), result.document, library.notes.get(result.name, {})
     for line in schema.violations(document):
         yield Finding(where, line)
     sealed = facts.DIGEST in document

@@ -87,11 +87,11 @@ def loads(library: Library, link: Link) -> list[str]:
 def results(library: Library, link: Link) -> list[str]:
     """Every result file: what it measures, where, of which commit, and whether it still is as it was written."""
     lines = grid("result", ["of", "machine", "commit", "tree", "digest"])
-    for result in library.results:
+    for result in (*library.results, *library.held):
         given, document = result.document["provenance"], result.document
         script = next((word for word in given["command"].split() if word.endswith(".py")), given["command"])
         tree = "uncommitted changes" if given["dirty"] else "clean"
-        words = [f"[{result.path.name}]({link(result.path)})", f"`{script}`"]
+        words = [f"[{result.name}]({link(result.path)})", f"`{script}`"]
         words += [machine(result, library), f"`{given['commit'][:10]}`", tree]
         fits = document.get(facts.DIGEST) == facts.digest(document)
         lines.append(row([*words, "none" if facts.DIGEST not in document else "fits" if fits else "does not fit"]))

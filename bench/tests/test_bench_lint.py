@@ -8,7 +8,7 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 from bench_samples import facts
-from runner import boxes, lint, schema
+from runner import boxes, lint, schema, tables
 from runner.fault import BenchError
 from runner.library import Library
 
@@ -38,6 +38,20 @@ def test_a_result_edited_by_hand_is_caught(tmp_path: Path) -> None:
     assert "serving_0.json: edited: payload_sha256" in found
     path.write_text(json.dumps(json.loads(text)))  # other spaces are no edit
     assert faults(Library(tmp_path)) == []
+
+
+def test_a_result_of_a_held_card_is_held_to_the_same_and_stands_in_no_table_of_rates(tmp_path: Path) -> None:
+    samples.checkout(tmp_path)
+    (tmp_path / "bench" / "results" / "held").mkdir()
+    samples.store(tmp_path, facts.sealed(samples.served(rate=90.0)), "held/serving_0.json")
+    library = Library(tmp_path)
+    assert faults(library) == []
+    assert [result.name for result in library.held] == ["held/serving_0.json"]
+    assert "held/serving_0.json" in "\n".join(tables.results(library, str))
+    assert "90.0" not in "\n".join(tables.profiles(library, str))
+    samples.store(tmp_path, facts.sealed(samples.served()) | {"ready_seconds": 1.0}, "held/serving_0.json")
+    (found,) = faults(Library(tmp_path))
+    assert found.startswith("fault  bench/results/held/serving_0.json: edited")
 
 
 def test_a_recipe_that_differs_from_the_one_served_is_caught_or_its_reason_told(tmp_path: Path) -> None:

@@ -90,6 +90,10 @@ CODE: dict[str, Callable[[], Any]] = {
     "constants": _constants,
     "reported": lambda: {profile.name: profile for profile in reported.PROFILES},
     "packages": lambda: None,
+    "held": lambda: {
+        "300k of the table": content("serving_h200-300k.json"),
+        **{name: content(f"{RESULTS}/held/serving_h200-{name}.json") for name in ("300k", "512k")},
+    },
     "servers": lambda: {name: content(f"serving_h200-{name}.json") for name in ("resident", "300k", "512k")},
 }
 """Sources that are code, or several files: sizes by geometry and recipes, limits and reported figures by the modules

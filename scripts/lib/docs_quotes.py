@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import docs_held
 import docs_memory
 import docs_serving
 import docs_words
@@ -160,6 +161,11 @@ QUOTES: tuple[Quote, ...] = (
     Quote(VALIDATION, "servers", docs_serving.price),
     Quote(VALIDATION, "servers", docs_serving.stops),
     Quote(VALIDATION, "servers", docs_serving.unanswered),
+    Quote(VALIDATION, "held", docs_held.said),
+    Quote(VALIDATION, "held", docs_held.beside),
+    Quote(VALIDATION, "held", docs_held.compiled),
+    Quote(VALIDATION, "held", docs_held.kept_up),
+    Quote(VALIDATION, "held", docs_held.stops),
     Quote(VALIDATION, "profiles", docs_memory.room),
     Quote(VALIDATION, "profiles", docs_memory.kv_caches),
     Quote(VALIDATION, "planner_h200.json", docs_memory.rates),

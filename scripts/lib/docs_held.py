@@ -1,0 +1,83 @@
+"""Words on the servers that ran on a card which was held to the profiles' memory, made from their result files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docs_serving import rate
+
+LENGTHS = {"300k": "prefill_250000", "512k": "prefill_520000"}
+
+
+def said(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What both servers did, by the servers' names, and what the planner of that commit had said."""
+    one, other = (results[name] for name in LENGTHS)
+    first, second = (result["prediction"] for result in (one, other))
+    return [
+        f"of whose memory a second process held all but {other['held']['to_gib']:g} GiB",
+        f"Their KV caches hold {one['reported']['kv_cache_tokens']:,} and {other['reported']['kv_cache_tokens']:,} "
+        f"tokens; the planner had said {first['kv_tokens']:,} and {second['kv_tokens']:,}",
+        f"One request decoded at {rate(one, 'one'):.1f} and {rate(other, 'one'):.1f} tokens/s; it had said "
+        f"{first['decode_tokens_per_s']['1']:.1f} and {second['decode_tokens_per_s']['1']:.1f}",
+        f"Prompts of {_tokens('300k')} and {_tokens('512k')} tokens were answered after {_seconds(one, '300k'):.1f} s "
+        f"and {_seconds(other, '512k'):.1f} s; it had said {_predicted(one, '300k'):.1f} s and "
+        f"{_predicted(other, '512k'):.1f} s",
+        f"accepted {_accepted(one):.1f} tokens a step, not {_accepted(results['300k of the table']):.1f}",
+    ]
+
+
+def beside(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What else was on the card in the second of these runs, and what the servers held of it when they were done."""
+    own = results["300k"]["own_gpu_memory_mib"][LENGTHS["300k"]]["most"] / 1024
+    other = _other_engine(results)
+    after = results["512k"]["own_gpu_memory_mib"][LENGTHS["512k"]]["now"] / 1024 + other
+    return [
+        f"with {other:.1f} GiB more free than there are on the card it is made for, but took none of them: it held "
+        f"{after:.1f} GiB when the prompt was over",
+        f"The 300k server held {own:.1f} GiB at most",
+    ]
+
+
+def compiled(results: dict[str, dict[str, Any]]) -> str:
+    """What the compilation of a shape that was not seen before costs, from a repeated prompt's remainder."""
+    seen = {name: results[name]["phases"]["repeated_32768"]["client"]["first_token_seconds"] for name in LENGTHS}
+    return (
+        f"the rest of a repeated prompt took {seen['512k']:.1f} s in the first server on that host and "
+        f"{seen['300k']:.1f} s in the next"
+    )
+
+
+def kept_up(results: dict[str, dict[str, Any]]) -> str:
+    """How busy the GPU was with the same prompt on two days."""
+    now, then = (
+        results[name]["phases"][LENGTHS["300k"]]["gpu"]["power_watts"]["mean"] for name in ("300k", "300k of the table")
+    )
+    return f"at {now:.0f} W on average, not {then:.0f} W"
+
+
+def stops(results: dict[str, dict[str, Any]]) -> str:
+    """How long a stop while answering took at most."""
+    longest = max(results[name]["stop"]["gpu_memory_free_seconds"] for name in LENGTHS)
+    return f"SIGTERM took up to {longest:.1f} s"
+
+
+def _other_engine(results: dict[str, dict[str, Any]]) -> float:
+    """GiB: what was used before the 512k server beyond what was held, less what holding alone takes."""
+    mib = {name: results[name]["gpu_memory_mib"]["before"] - results[name]["held"]["held_mib"] for name in LENGTHS}
+    return (mib["512k"] - mib["300k"]) / 1024
+
+
+def _tokens(name: str) -> str:
+    return f"{int(LENGTHS[name].removeprefix('prefill_')):,}"
+
+
+def _seconds(result: dict[str, Any], name: str) -> float:
+    return result["phases"][LENGTHS[name]]["client"]["first_token_seconds"]
+
+
+def _predicted(result: dict[str, Any], name: str) -> float:
+    return result["prediction"]["prefill_seconds"][LENGTHS[name].removeprefix("prefill_")]
+
+
+def _accepted(result: dict[str, Any]) -> float:
+    return result["phases"]["decode_1x1024"]["speculation"]["tokens_per_step"]
