@@ -9,6 +9,10 @@ server's logger said and how /metrics grew during each phase, power and PCIe tra
 planner predicts for this very placement. runner/serving.schema.json says what is what. A phase that fails, and a
 result that does not keep to the schema, end the run with 1; the result is written all the same.
 
+A GEMM of a size that no step had yet may be compiled first, for seconds. So before a prompt ``warm_up_tail_N`` sends
+one of just the N tokens that its last chunk will have; its whole chunks are as those of ``warm_up``. A card on which
+others hold memory is refused before anything starts: what they compute there would be measured, too.
+
 --hold-to takes the card's memory but for so many GiB before the server starts (hold_memory.py), and gives it back
 after it: the server then lives in a card of that size, and runs out of memory where that card would.
 
@@ -43,10 +47,13 @@ import yaml
 from prefill_progress import Progress
 from runner.gauges import Gauges
 from serving_client import Client, decode, growth
-from serving_memory import Held, Memory, gpu_memory
+from serving_memory import Held, Memory, gpu_memory, occupied
 from serving_server import Server, kv_cache, logged, moet_command
 
 from moet_w2 import cache_root, overrides, recipe_source
+from moet_w2.doctor.subject import CUDA, device_kind
+from moet_w2.planner.predict import of_recipe
+from moet_w2.planner.settings import Settings
 from moet_w2.recipe import Recipe, load
 
 PROMPT, TOKENS, TOGETHER = 512, 1024, 4
@@ -293,6 +300,27 @@ def prediction(recipe: Recipe, config: dict[str, Any], run: Run, args: argparse.
     }
 
 
+def last_chunk(tokens: int, settings: Settings) -> int:
+    """Tokens of the last chunk that the scheduler makes of so many prompt tokens."""
+    return tokens % settings.chunk or settings.chunk
+
+
+def left_of_repeated(tokens: int, settings: Settings) -> int:
+    """Tokens of a repeated prompt that the prefix cache leaves to compute.
+
+    It gives whole blocks, and never the last token (vllm/v1/core/kv_cache_manager.py, get_computed_blocks); with drafts
+    it takes the prompt's last whole block back (kv_cache_coordinator.py, find_longest_cache_hit).
+    """
+    blocks = tokens // settings.block - 1 if settings.speculative else (tokens - 1) // settings.block
+    return tokens - max(0, blocks) * settings.block
+
+
+def warm_up_tail(run: Run, tokens: int) -> None:
+    """A step of so many tokens, unless there was such a phase: what is compiled for it is then no prompt's time."""
+    if (name := f"warm_up_tail_{tokens}") not in run.result["phases"]:
+        run.phase(name, LIMITS["warm_up"], run.prefill(run.prompt(tokens)))
+
+
 def measure(run: Run, args: argparse.Namespace) -> None:
     """Every phase between ready and stop."""
     run.phase("warm_up", LIMITS["warm_up"], run.prefill(run.prompt(min(WARM_UP, args.longest))))
@@ -300,6 +328,9 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     run.phase(f"decode_1x{args.tokens}", LIMITS["decode"], run.decode(1, args.tokens))
     run.phase(f"decode_{TOGETHER}x{args.tokens}", LIMITS["decode"], run.decode(TOGETHER, args.tokens))
     for number, tokens in enumerate(sorted(args.prefill)):
+        warm_up_tail(run, last_chunk(tokens, args.settings))
+        if number == 0:
+            warm_up_tail(run, last_chunk(left_of_repeated(tokens, args.settings), args.settings))
         prompt = run.prompt(tokens)
         run.phase(f"prefill_{tokens}", LIMITS["prefill"], run.prefill(prompt))
         if number == 0:
@@ -340,12 +371,15 @@ def main() -> None:
     recipe = load(args.recipe, args.root)
     here = overrides.read(os.environ)
     config = json.loads(((here.model_path or recipe.model_path) / "config.json").read_text())
+    _, args.settings, _ = of_recipe(recipe, config)
     args.longest = recipe.expect.max_model_len - 1
     args.prefill = [tokens for tokens in args.prefill if tokens <= args.longest]
+    gpu = (here.cuda_visible_devices or "0").partition(",")[0]
+    if device_kind(recipe) == CUDA and (found := occupied(gpu)):
+        raise SystemExit(found)
     work = WORK / recipe.name
     work.mkdir(parents=True, exist_ok=True)
     placed = here.audit_path or work / "audit.json"
-    gpu = (here.cuda_visible_devices or "0").partition(",")[0]
     facts.provenance()  # may leave this process some of the GPU's memory, which is then not the server's
     try:
         held = Held(args.hold_to, gpu) if args.hold_to else None

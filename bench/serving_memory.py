@@ -1,4 +1,4 @@
-"""The card's memory while a server runs: held to a size, sampled, and told apart from what others have of it."""
+"""The card's memory before and while a server runs: free of others, held to a size, sampled, and told apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from moet_w2.doctor import nvml
+from moet_w2.doctor.subject import visible
+
 HOLD = Path(__file__).with_name("hold_memory.py")
+OTHERS_MIB = 1024
+"""MiB of the card that may be in use before a run: some hundred are a display's or a CUDA context's, which may be this
+process's own. A model at work holds many times that; whoever computes with less goes unseen."""
 
 
 class Memory:
@@ -94,6 +100,29 @@ class Held:
     def close(self) -> None:
         """Give the memory back and wait until it is given."""
         self._process.communicate()
+
+
+def occupied(index: str = "0") -> str | None:
+    """Why a card is not free to be measured on, with the remedy; None where it is, or where nothing tells.
+
+    Args:
+        index: the GPU, as nvidia-smi counts, or its UUID.
+    """
+    now = gpu_memory(index)
+    if now is None or now[0] <= OTHERS_MIB:
+        return None
+    driver = nvml.read()
+    gpus = () if isinstance(driver, nvml.Absent) else visible(driver.gpus, index)
+    others = [_holder(process) for gpu in gpus for process in gpu.processes if process.pid != os.getpid()]
+    return (
+        f"GPU {index}: {now[0]:,} MiB are held by {', '.join(others) or 'processes that NVML does not name here'}, and "
+        f"{OTHERS_MIB:,} at most may be before a run; end them, or choose another card by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _holder(process: nvml.Process) -> str:
+    size = "" if process.nbytes is None else f" ({process.nbytes >> 20:,} MiB)"
+    return f"process {process.pid}{size}"
 
 
 def gpu_memory(index: str = "0") -> tuple[int, int] | None:

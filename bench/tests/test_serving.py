@@ -14,10 +14,13 @@ import bench_samples
 import pytest
 from sampled_nvml import Nvml
 
+from moet_w2.planner.settings import Settings
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import serving
 import serving_client
 import serving_server
+from runner import served
 from runner.gauges import Gauges
 from serving_client import Client, Completion
 
@@ -300,15 +303,78 @@ def test_a_phase_that_fails_leaves_its_reason_and_the_next_one_runs(run, fake) -
 def test_what_is_measured_keeps_to_the_schema(run, monkeypatch) -> None:
     monkeypatch.setattr(serving, "SHORT", 8)  # the longer prompt is watched
     monkeypatch.setattr(serving, "SETTLE_SECONDS", 0.0)
-    args = SimpleNamespace(longest=64, tokens=6, prefill=[4, 16])
+    settings = Settings(batched=11, speculative=4)  # chunks of 8 tokens
+    args = SimpleNamespace(longest=64, tokens=6, prefill=[4, 16], settings=settings)
     serving.measure(run, args)
     whole = bench_samples.served() | run.result
     assert serving.violations(whole) == [] and run.result["schema"] == serving.SCHEMA
-    phases = ["warm_up", "warm_up_decode", "decode_1x6", "decode_4x6", "prefill_4", "repeated_4", "prefill_16"]
-    assert list(run.result["phases"]) == phases and "progress" in run.result["phases"]["prefill_16"]
+    phases = ["warm_up", "warm_up_decode", "decode_1x6", "decode_4x6", "warm_up_tail_4", "prefill_4", "repeated_4"]
+    assert list(run.result["phases"]) == [*phases, "warm_up_tail_8", "prefill_16"]
+    assert "progress" in run.result["phases"]["prefill_16"]
     assert run.result["exercised"] == {"longest_prompt_tokens": serving.PROMPT, "most_requests": 4}
     whole["phases"]["decode_1x6"]["decode_tokens_per_s"] = 5.0
     assert "'decode_tokens_per_s' was unexpected" in serving.violations(whole)[0]
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_the_last_chunk_of_each_prompt_is_warmed_up(speculative, run, tmp_path: Path, monkeypatch) -> None:
+    """As committed results have it: 2,045 tokens a step with drafts, and 32,512 of 32,768 repeated ones hit."""
+    sent: list[tuple[str, int]] = []
+    recipe = serving.facts.ROOT / "bench" / "recipes" / "h200-300k.yaml"
+    if not speculative:
+        recipe = serving.without_speculation(recipe, tmp_path)
+    monkeypatch.setattr(run, "prompt", lambda tokens: range(tokens))
+    monkeypatch.setattr(run, "prefill", len)
+    monkeypatch.setattr(run, "phase", lambda name, limit, work: sent.append((name, work)))
+    _, settings, _ = serving.of_recipe(serving.load(recipe, serving.facts.ROOT))
+    serving.measure(run, SimpleNamespace(longest=299999, tokens=1024, prefill=[250000, 32768], settings=settings))
+    tails = [48, 256, 510] if speculative else [2048, 256, 144]
+    names = [f"warm_up_tail_{tails[0]}", "warm_up_tail_256", "prefill_32768", "repeated_32768"]
+    assert [name for name, _ in sent[4:]] == [*names, f"warm_up_tail_{tails[2]}", "prefill_250000"]
+    assert [tokens for _, tokens in sent[4:]] == [*tails[:2], 32768, 32768, tails[2], 250000]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "speculative", "left"),
+    [(32768, 4, 256), (1024, 0, 256), (33000, 4, 488), (33000, 0, 232), (32769, 4, 257), (100, 4, 100), (256, 0, 256)],
+)
+def test_what_the_prefix_cache_leaves_of_a_repeated_prompt(tokens, speculative, left) -> None:
+    assert serving.left_of_repeated(tokens, Settings(speculative=speculative)) == left
+
+
+def test_a_warm_up_is_no_figure_of_a_result() -> None:
+    """Its name is none that tables, comparisons or the planner's check look for."""
+    result = bench_samples.served()
+    result["phases"] = {"warm_up_tail_48": bench_samples.prefill(48, 5.0), "warm_up_tail_510": {"error": "slow"}}
+    one = served.Served(SimpleNamespace(document=result))
+    assert [one.longest_prefill(), one.failed_prefill(), one.repeated(), list(one.decodes())] == [None, None, None, []]
+
+
+BUSY, BEGAN = "GPU 3: 45,969 MiB are held", "took something of the card"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "found", "ended"),
+    [("h200-300k", BUSY, BUSY), ("h200-300k", None, BEGAN), ("demo-cpu", BUSY, BEGAN)],
+    ids=["busy", "free", "not needed"],
+)
+def test_a_card_that_others_hold_is_refused_first(recipe, found, ended, tmp_path: Path, monkeypatch) -> None:
+    def begin(*_) -> None:
+        raise SystemExit(BEGAN)
+
+    asked = []
+    monkeypatch.setattr(serving, "occupied", lambda gpu: asked.append(gpu) or found)
+    for name in ("Held", "Memory", "Server", "Gauges"):
+        monkeypatch.setattr(serving, name, begin)
+    monkeypatch.setattr(serving.facts, "provenance", dict)
+    monkeypatch.setattr(serving, "WORK", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    monkeypatch.delenv("MODEL_PATH", raising=False)
+    file = serving.facts.ROOT / "bench" / "recipes" / f"{recipe}.yaml"
+    monkeypatch.setattr(sys, "argv", ["serving.py", "--recipe", str(file), "--hold-to", "95"])
+    with pytest.raises(SystemExit, match=ended):
+        serving.main()
+    assert asked == ([] if recipe == "demo-cpu" else ["3"])
 
 
 def test_without_jsonschema_a_result_is_not_judged(monkeypatch, capsys) -> None:

@@ -1,11 +1,14 @@
 """What is said of the card's memory while a server runs, and the process that holds a card to a size."""
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+
+from moet_w2.doctor.nvml import Absent, Driver, Gpu, Process
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import hold_memory
@@ -83,8 +86,45 @@ def test_the_servers_part_is_what_is_beyond_what_was_before(monkeypatch) -> None
     assert memory.summary() == {"before": 46000, "peak": 143000, "total": 143771, "own_peak": 97000}
 
 
+@pytest.fixture
+def card(monkeypatch):
+    """A function that sets what nvidia-smi says to be in use, in MiB, and who NVML says holds it."""
+
+    def set_to(used: int, *processes: Process) -> None:
+        gpus = tuple(
+            Gpu(index, "NVIDIA H200", f"GPU-{index}f", "", (9, 0), 0, 0, held)
+            for index, held in enumerate([(Process(1, 1),), processes])
+        )
+        monkeypatch.setattr(serving_memory, "gpu_memory", lambda index: (used, 143771))
+        monkeypatch.setattr(serving_memory.nvml, "read", lambda: Driver("580", (13, 0), gpus))
+
+    return set_to
+
+
+@pytest.mark.parametrize("index", ["1", "GPU-1f"])
+def test_a_card_that_others_hold_is_named_with_them(card, index) -> None:
+    card(46500, Process(4711, 45000 * MIB), Process(os.getpid(), 500 * MIB), Process(4712, None))
+    assert serving_memory.occupied(index) == (
+        f"GPU {index}: 46,500 MiB are held by process 4711 (45,000 MiB), process 4712, and 1,024 at most may be before "
+        "a run; end them, or choose another card by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def test_a_card_whose_holders_are_not_told_is_refused_all_the_same(card, monkeypatch) -> None:
+    card(serving_memory.OTHERS_MIB + 1)
+    assert "1,025 MiB are held by processes that NVML does not name here" in serving_memory.occupied("1")
+    monkeypatch.setattr(serving_memory.nvml, "read", lambda: Absent("nvidia-ml-py is not installed"))
+    assert "1,025 MiB are held by processes that NVML does not name here" in serving_memory.occupied("1")
+
+
+def test_a_context_of_this_process_leaves_a_card_free(card) -> None:
+    card(serving_memory.OTHERS_MIB, Process(os.getpid(), 500 * MIB))
+    assert serving_memory.occupied("1") is None
+
+
 def test_without_a_gpu_nothing_is_said(monkeypatch) -> None:
     monkeypatch.setattr(serving_memory, "gpu_memory", lambda index: None)
     memory = serving_memory.Memory("0")
     memory.close()
+    assert serving_memory.occupied("0") is None
     assert memory.mark() is None and json.dumps(memory.summary()) == '{"before": null, "peak": 0, "total": null}'
