@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.warmup import jit_warmup_tilelang_helper
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -23,6 +24,7 @@ from . import (
     preflight,
     refusals,
     synthetic,
+    tilelang_warmup,
     topology,
 )
 from .audit import Audit
@@ -183,6 +185,7 @@ def get() -> W2Runtime:
             model.seed,
         )
     null_block.attach(resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls))
+    tilelang_warmup.attach(jit_warmup_tilelang_helper, device)
     padding = _draft_padding(vllm_config, device) if plan.draft_layers else None
     made = W2Runtime(plan, device, locality, audit, cache, correction, experts, padding)
     metrics.attach(made, vllm_config, settings.profile, shard.rank, shard.size)
