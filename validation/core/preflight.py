@@ -13,6 +13,8 @@ from . import digest
 from .errors import RunError, ServerError
 from .wire import Server
 
+DISPATCH_WRITES = ("written_unix", "first_dispatch_unix")
+"""Of the audit and of its layers: what a server's first request still changes. All else stays as at its start."""
 AUDIT_KEPT = ("allocated_mapped_layers", "mapped_bytes", "w2_bytes", "uncorrected_layers", "redundant_gpu_w2_bytes")
 SERVING_KEPT = ("profile", "max_model_len", "kv_cache_tokens", "kv_cache_dtype", "speculative", "graph_mode")
 
@@ -21,8 +23,8 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     """What is served, for the manifest.
 
     Returns:
-        model, max_model_len, recipe, recipe_sha256, and of the audit its digest and the main facts of rank 0 (None
-        without W2). Under tensor parallelism the digest is of the list of the ranks' digests.
+        model, max_model_len, recipe, recipe_sha256, and of the audit a digest of this start of the server and the main
+        facts of rank 0 (None without W2). Under tensor parallelism the digest is of the list of the ranks' digests.
 
     Raises:
         ServerError: the server cannot be asked.
@@ -44,14 +46,25 @@ def examine(server: Server, target: Target) -> dict[str, Any]:
     }
     if target.audit_path is None:
         return found
-    first = json.loads(target.audit_path.read_text(encoding="utf-8"))  # it has just been judged, schema and all
-    ranks = range(first["tensor_parallel"]["size"])
-    files = [digest.of_file(audit_ranks.place(target.audit_path, rank)) for rank in ranks]
+    documents = audit_ranks.load(target.audit_path)
+    first, starts = documents[0], [_of_start(document) for document in documents]
     serving = first.get("serving") or {}
     facts = {name: first[name] for name in AUDIT_KEPT} | {name: serving.get(name) for name in SERVING_KEPT}
-    if len(files) == 1:
-        return found | {"audit_sha256": files[0], "audit": facts}
-    return found | {"audit_sha256": digest.of_json(files), "audit": facts | {"ranks": len(files)}}
+    if len(starts) == 1:
+        return found | {"audit_sha256": starts[0], "audit": facts}
+    return found | {"audit_sha256": digest.of_json(starts), "audit": facts | {"ranks": len(starts)}}
+
+
+def _of_start(audit: dict[str, Any]) -> str:
+    """Digest of one start of a server, the same for as long as it runs.
+
+    Its process, its id and addresses of its memory are in it, which another start does not have.
+    """
+
+    def kept(section: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in section.items() if name not in DISPATCH_WRITES}
+
+    return digest.of_json(kept(audit) | {"layers": [kept(layer) for layer in audit["layers"]]})
 
 
 def _limit(server: Server, target: Target) -> int:

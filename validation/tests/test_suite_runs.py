@@ -212,10 +212,32 @@ def interrupted(stage) -> Path:
     return stage.run().folders[0]
 
 
-def test_a_server_that_was_started_again_does_not_go_on_with_a_run(stage, audit):
+def test_an_audit_that_the_first_request_rewrites_is_still_of_the_same_server(stage, audit):
+    """As Audit.dispatched does: a fresh server has computed nothing yet when a run begins."""
+    assert all(layer["first_dispatch_unix"] is None for layer in audit["layers"])
+    folder = interrupted(stage)
+    asked = copy.deepcopy(audit)
+    asked["written_unix"] += 60
+    for layer in asked["layers"]:
+        layer["first_dispatch_unix"] = asked["written_unix"] - 1
+    stage.audit_path.write_text(json.dumps(asked))
+    result = stage.run("--resume", str(folder))
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda audit: audit.update(pid=audit["pid"] + 1),
+        lambda audit: audit["tensor_parallel"].update(server="another"),  # a container numbers its processes anew
+        lambda audit: audit["layers"][0].update(address=audit["layers"][0]["address"] + 64),
+    ],
+    ids=["process", "instance", "address"],
+)
+def test_a_server_that_was_started_again_does_not_go_on_with_a_run(stage, audit, change):
     folder = interrupted(stage)
     again = copy.deepcopy(audit)
-    again["pid"] += 1
+    change(again)
     stage.audit_path.write_text(json.dumps(again))
     result = stage.run("--resume", str(folder))
     assert result.code == 2 and "audit_sha256 of the server is" in result.err and "begin a new run" in result.err
