@@ -154,6 +154,15 @@ def test_a_missing_program_and_an_audit_that_cannot_be_written(place: Path) -> N
     assert one(found, "audit").status is Status.FAIL and one(found, "audit").remedy == "set W2_AUDIT_PATH"
 
 
+@pytest.mark.parametrize(
+    ("path", "said"), [("model", "model is a folder"), ("/proc/x/y", "/proc/x/y cannot be written (/proc)")]
+)
+def test_an_audit_that_root_could_write_by_permissions_alone(place: Path, monkeypatch, path: str, said: str) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    check = one(look(place, {"W2_AUDIT_PATH": str(place / path)}), "audit")
+    assert check.status is Status.FAIL and check.value.endswith(said) and "set W2_AUDIT_PATH" in check.remedy
+
+
 @pytest.fixture
 def memlock(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
@@ -256,6 +265,35 @@ def test_what_the_cache_holds_already_is_not_counted_again(place: Path) -> None:
     assert "112.0 KiB to be written" in one(half, "disk space").value
     publish(place, root, 1)
     assert "all 2 layers can be read" in one(look(place, environ), "planes cache").value
+
+
+@pytest.mark.parametrize(
+    ("variable", "thing"), [("MOET_PLANES_CACHE_DIR", "planes cache"), ("MOET_STORE_DIR", "correction pack")]
+)
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("file", "{place}/file is no folder"),
+        ("file/below", "{place}/file is no folder"),
+        ("/proc/x/y", "/proc/x/y cannot be made: /proc cannot be written"),
+    ],
+)
+def test_a_folder_that_no_start_could_make_fails(
+    place: Path, monkeypatch, variable: str, thing: str, path: str, said: str
+) -> None:
+    """The start makes both folders, also that of a pack which no correction fills."""
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    (place / "file").touch()
+    check = one(look(place, {variable: str(place / path)}), thing)
+    assert check.status is Status.FAIL and check.value == said.format(place=place)
+    assert check.remedy == f"set {variable} or CACHE_ROOT to a folder that can be written"
+
+
+@pytest.mark.parametrize("path", ["file", "/proc/x/y"])
+def test_compilers_need_a_folder_that_can_be_made(place: Path, monkeypatch, path: str) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    (place / "file").touch()
+    assert one(look(place, {"CACHE_ROOT": str(place / path)}), "JIT caches").status is Status.FAIL
 
 
 def test_the_pack_counts_the_layers_that_are_corrected(place: Path) -> None:

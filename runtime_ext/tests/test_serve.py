@@ -359,7 +359,8 @@ def test_folders_are_made_and_what_is_no_folder_is_refused(launch, monkeypatch, 
     monkeypatch.delenv(setting)
     (tmp_path / "file").touch()
     monkeypatch.setenv(variable, str(tmp_path / "file"))
-    assert "file cannot be made (File exists); set CACHE_ROOT, MOET_PLANES_CACHE_DIR or MOET_STORE_DIR" in launch().err
+    refused_last = launch()
+    assert refused_last.code == 2 and f"{tmp_path}/file is no folder; set {variable} or CACHE_ROOT" in refused_last.err
 
 
 def test_what_an_earlier_start_told_is_taken_away(launch, tmp_path):

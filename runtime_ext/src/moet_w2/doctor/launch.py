@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..checkpoint import CheckpointReport
 from ..errors import CheckpointError
 from .memory import gib
 from .report import Check, fail, ok, warn
-from .storage import standing
+from .storage import standing, writable
 from .subject import CPU, CUDA, Subject
 
 _SETUP = {CPU: "make setup", CUDA: "scripts/build-native.sh cuda"}
@@ -92,12 +91,14 @@ def check_files(subject: Subject) -> Iterator[Check]:
     else:
         remedy = f"set up the serving environment with: {_SETUP[subject.kind]}"
         yield fail("program", f"{program} does not exist", remedy)
-    if subject.command.audit_path is not None:
-        place = standing(subject.command.audit_path.parent)
-        if os.access(place, os.W_OK | os.X_OK) and place.is_dir():
-            yield ok("audit", f"{subject.command.audit_path} can be written")
+    if (audit := subject.command.audit_path) is not None:
+        place = standing(audit.parent)
+        if audit.is_dir():
+            yield fail("audit", f"{audit} is a folder", "set W2_AUDIT_PATH to a file in it")
+        elif writable(place):
+            yield ok("audit", f"{audit} can be written")
         else:
-            yield fail("audit", f"{subject.command.audit_path} cannot be written ({place})", "set W2_AUDIT_PATH")
+            yield fail("audit", f"{audit} cannot be written ({place})", "set W2_AUDIT_PATH")
 
 
 def program() -> Path:

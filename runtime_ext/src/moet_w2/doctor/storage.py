@@ -23,6 +23,9 @@ from .memory import gib
 from .report import Check, fail, ok, skipped, warn
 from .subject import CPU, Subject
 
+_KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
+"""Permissions say that root may write there; no file can be made all the same."""
+
 JIT_BYTES = 2 << 30
 """What is asked for the caches of compilers together: a first start on a GPU writes some hundred MiB."""
 
@@ -39,6 +42,9 @@ class Folder:
 def check(subject: Subject, settings: W2Config, report: CheckpointReport, plan: LayerPlan) -> Iterator[Check]:
     """State of the planes cache and of the correction pack, then the room for what they lack."""
     folders: list[Folder] = []
+    if refused := [*_unusable(settings)]:
+        yield from refused
+        return
     if subject.command is not None and subject.command.load_format in launch_checks.MADE_UP:
         yield skipped("planes cache", f"not applicable: --load-format {subject.command.load_format} has no checkpoint")
         return
@@ -57,6 +63,21 @@ def check(subject: Subject, settings: W2Config, report: CheckpointReport, plan: 
         folders.append(folder)
         yield found
     yield from _room(folders)
+
+
+def _unusable(settings: W2Config) -> Iterator[Check]:
+    """Folders that a start could neither find nor make; one that is there and cannot be written may still be read."""
+    for thing, path, variable in (
+        ("planes cache", settings.planes_cache, "MOET_PLANES_CACHE_DIR"),
+        ("correction pack", settings.store_dir, "MOET_STORE_DIR"),
+    ):
+        if path is None or path.is_dir():
+            continue
+        place, remedy = standing(path), f"set {variable} or CACHE_ROOT to a folder that can be written"
+        if not place.is_dir():
+            yield fail(thing, f"{place} is no folder", remedy)
+        elif not writable(place):
+            yield fail(thing, f"{path} cannot be made: {place} cannot be written", remedy)
 
 
 def keys(report: CheckpointReport, size: int) -> list[key.CacheKey]:
@@ -113,7 +134,7 @@ def _room(folders: list[Folder]) -> Iterator[Check]:
     systems: dict[int, list[tuple[Folder, Path]]] = {}
     for folder in folders:
         place = standing(folder.path)
-        if folder.missing and not os.access(place, os.W_OK):
+        if folder.missing and not writable(place):
             yield warn(
                 folder.thing,
                 f"{place} cannot be written: what this start builds will not be kept",
@@ -143,7 +164,7 @@ def check_jit(subject: Subject) -> Iterator[Check]:
     free = os.statvfs(place)
     room = free.f_bavail * free.f_frsize
     value = f"{place}: {gib(room)} free"
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not writable(place):
         yield fail("JIT caches", f"{place} cannot be written", "set CACHE_ROOT to a folder that can")
     elif room < JIT_BYTES:
         yield warn("JIT caches", value, f"free {gib(JIT_BYTES)} there, or set CACHE_ROOT to a folder on a larger disk")
@@ -155,3 +176,10 @@ def standing(path: Path) -> Path:
     """The path itself, or the nearest folder above it that is there."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+
+
+def writable(place: Path) -> bool:
+    """Whether it is a folder in which files can be made."""
+    real = place.resolve()
+    made_up = any(real.is_relative_to(folder) for folder in _KERNEL_FOLDERS)
+    return real.is_dir() and os.access(real, os.W_OK | os.X_OK) and not made_up
