@@ -17,5 +17,9 @@ class ServerError(MoetError):
     """The server could not be asked."""
 
 
+class Refusal(ServerError):
+    """What was to be asked cannot be had of this server, however often it is asked."""
+
+
 class ReplayError(MoetError):
     """A recording is damaged, was edited, or belongs to other cases."""

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from validation import target
+from moet_w2.errors import MoetError
+from validation import ready, target
 from validation.local import ROOT
 
 from . import digest, manifest, preflight, progress, rundir, verdict
-from .errors import RunError, ServerError
+from .errors import Refusal, RunError, ServerError
 from .plan import Invocation, Planned, Suite, Unit
 from .prepare import prepare, recorded
 from .talk import Live, Record
@@ -21,6 +22,8 @@ from .wire import Server
 
 OUTPUT = Path(".native") / "validation"
 ALIVE_SECONDS = 15.0
+LOOK_SECONDS = 5.0
+"""For each look at a server that has just lost a request."""
 
 
 def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
@@ -31,7 +34,7 @@ def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
         root: checkout whose note of what was served last is read.
 
     Raises:
-        MoetError: it cannot be run; what was recorded so far stays and can be gone on with.
+        MoetError: it cannot be run, or no further; what was recorded so far stays.
     """
     aim = target.resolve(args, root, os.environ.get("VLLM_API_KEY"))
     server = Server(aim.base_url, aim.api_key, args.timeout)
@@ -53,8 +56,10 @@ def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
         rundir.mend(folder)
         try:
             _ask(suite, cases, planned, folder, document["plan"], server)
+        except Refusal as error:
+            raise Refusal(f"{error}; then begin a new run, since --resume asks the same again") from None
         except ServerError as error:
-            raise ServerError(f"{error}; then go on with: --resume {folder}") from None
+            raise ServerError(f"{error}; {_remedy(folder, aim, found)}") from None
         _, records = rundir.read(folder)
         judged = verdict.judge(suite, cases, planned, records, document["plan"])
         manifest.write(folder, manifest.closed(document, folder, judged.document()))
@@ -107,6 +112,18 @@ def _resumable(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
                 "(a server that was started again is another one)"
             )
     return document
+
+
+def _remedy(folder: Path, aim: target.Target, begun: dict[str, Any]) -> str:
+    """What to do after a lost request: a run goes on only on the server that it was begun on."""
+    try:
+        ready.wait(aim.base_url, 0)
+        same = preflight.examine(Server(aim.base_url, aim.api_key, LOOK_SECONDS), aim) == begun
+    except (ready.NotReady, MoetError):
+        same = False
+    if same:
+        return f"the server still runs, so go on with: --resume {folder}"
+    return f"the server that {folder} was begun on is gone; begin a new run on one that is up"
 
 
 def _ask(suite: Suite, cases: Any, planned: Planned, folder: Path, plan: dict[str, Any], server: Server) -> None:

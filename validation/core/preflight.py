@@ -10,7 +10,7 @@ from validation import checks
 from validation.target import Target
 
 from . import digest
-from .errors import RunError, ServerError
+from .errors import Refusal, RunError, ServerError
 from .wire import Server
 
 DISPATCH_WRITES = ("written_unix", "first_dispatch_unix")
@@ -70,6 +70,10 @@ def _of_start(audit: dict[str, Any]) -> str:
 def _limit(server: Server, target: Target) -> int:
     try:
         cards = {card["id"]: card for card in json.loads(server.get("/v1/models"))["data"]}
+    except Refusal:
+        raise
+    except ServerError as error:
+        raise ServerError(f"{error}; start the server, or name it by --base-url") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ServerError(f"{server.base_url}/v1/models is no list of models ({error!r})") from None
     if target.model not in cards:

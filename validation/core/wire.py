@@ -11,10 +11,12 @@ import httpx2
 
 from . import digest
 from .answer import Answer, assemble
-from .errors import ServerError
+from .errors import Refusal, ServerError
 
 CHAT = "/v1/chat/completions"
 KEPT_CHARACTERS = 65536
+PASSING = (408, 429)
+"""Statuses of a client's fault that may be gone a moment later."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,11 @@ class Server:
         return Exchange(request, 200, headers, _since(start), lines)
 
     def get(self, path: str) -> str:
-        """Text at a path. Raises ServerError for anything but status 200."""
+        """Text at a path. Raises ServerError for anything but status 200, Refusal where the request is at fault."""
         return self._whole("GET", path).text
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """JSON answer to a JSON request that is no chat. Raises ServerError for anything but status 200."""
+        """JSON answer to a JSON request that is no chat. Raises as :meth:`get` does."""
         return self._whole("POST", path, body).json()
 
     def _whole(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
@@ -118,12 +120,14 @@ class Server:
         except httpx2.HTTPError as error:
             raise ServerError(self._lost(error)) from None
         if response.status_code != 200:
-            raise ServerError(f"{self.base_url}{path} answered {response.status_code}: {response.text[:200]}")
+            kind = Refusal if 400 <= response.status_code < 500 and response.status_code not in PASSING else ServerError
+            raise kind(f"{self.base_url}{path} answered {response.status_code}: {response.text[:200]}")
         return response
 
     def _lost(self, error: Exception) -> str:
+        hint = "; --timeout gives it longer" if isinstance(error, httpx2.TimeoutException) else ""
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"{self.base_url} cannot be asked ({reason}); start the server, or name it by --base-url"
+        return f"{self.base_url} cannot be asked ({reason}{hint})"
 
 
 def _since(start: float) -> float:

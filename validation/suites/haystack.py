@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from validation.core import digest
-from validation.core.errors import ServerError
+from validation.core.errors import Refusal
 from validation.core.wire import Server
 
 ROUNDS = 12
@@ -77,7 +77,7 @@ class Builder:
         """The shape, and what the server says of it.
 
         Raises:
-            ServerError: no shape found gives exactly this.
+            Refusal: no shape found gives exactly this.
         """
         for pad in self.pads:
             shape = self._reached(Shape(pad=pad), "before", self._position, position)
@@ -91,7 +91,7 @@ class Builder:
                     "characters": len(content),
                     "sha256": digest.of_text(content),
                 }
-        raise ServerError(
+        raise Refusal(
             f"no prompt of {tokens} tokens with the needle at {position} was found; choose a longer one, another "
             "position, or other pads in the case file"
         )

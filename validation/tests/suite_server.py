@@ -32,6 +32,7 @@ class Script:
         answer: from a request to what its stream says (fields of an Answer), or None to cut the connection.
         requests: chat requests, in the order in which they came.
         model, max_model_len: what /v1/models tells.
+        up: False cuts every connection, as a server that has died does.
     """
 
     answer: Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -39,6 +40,7 @@ class Script:
     max_model_len: int = 4096
     requests: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
+    up: bool = True
 
 
 def serving(script: Script) -> AbstractContextManager[str]:
@@ -53,6 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep test output clean."""
 
     def do_GET(self) -> None:
+        if not self.script.up:
+            self.close_connection = True
+            return
         card = {"id": self.script.model, "max_model_len": self.script.max_model_len}
         self._send(200, json.dumps({"data": [card]}))
 

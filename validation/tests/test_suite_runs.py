@@ -23,6 +23,8 @@ from moet_w2 import command as rendering
 from moet_w2 import recipe, served
 from validation import run_all
 from validation.core import command, live, manifest, progress, rundir
+from validation.core.plan import Suite
+from validation.suites.needle import Needle
 from validation.suites.tools import Tools
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,7 +58,7 @@ def audit():
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch, capsys, audit):
-    """A checkout that has served the demo recipe; ``run`` runs the tool suite on a server that answers by script."""
+    """A checkout that has served the demo recipe; ``run`` runs a suite (the tools') on a server with a script."""
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setattr(facts, "provenance", lambda: {"time": "2027-01-01T00:00:00Z"})
     path = tmp_path / "bench" / "recipes" / DEMO.name
@@ -70,8 +72,8 @@ def stage(tmp_path, monkeypatch, capsys, audit):
         loaded = recipe.load(path)
         served.write(loaded, rendering.render(loaded, overrides))
 
-        def run(*words: str, cases: str = "demo") -> Namespace:
-            code = command.main(Tools(), ["--cases", cases, "--output-dir", str(out), *words], root=tmp_path)
+        def run(*words: str, cases: str = "demo", suite: Suite | None = None) -> Namespace:
+            code = command.main(suite or Tools(), ["--cases", cases, "--output-dir", str(out), *words], root=tmp_path)
             told = capsys.readouterr()
             folders = sorted(out.iterdir()) if out.exists() else []
             return Namespace(code=code, out=told.out, err=told.err, folders=folders)
@@ -159,8 +161,9 @@ def test_an_interrupted_run_goes_on_and_is_as_if_it_never_was(stage):
     whole = stage.run()
     stage.script.answer = failing_at(6, lambda request: None)
     broken = stage.run()
-    assert broken.code == 2 and "then go on with: --resume" in broken.err and broken.err.count("error:") == 1
     folder = next(folder for folder in broken.folders if folder not in whole.folders)
+    assert broken.code == 2 and broken.err.count("error:") == 1
+    assert broken.err.endswith(f"; the server still runs, so go on with: --resume {folder}\n")
     with (folder / rundir.RECORDS).open("a") as file:
         file.write('{"sha256": "torn')  # as a kill within a write leaves it
     begun = (folder / manifest.MANIFEST).read_bytes()
@@ -241,6 +244,32 @@ def test_a_server_that_was_started_again_does_not_go_on_with_a_run(stage, audit,
     stage.audit_path.write_text(json.dumps(again))
     result = stage.run("--resume", str(folder))
     assert result.code == 2 and "audit_sha256 of the server is" in result.err and "begin a new run" in result.err
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "started again"])
+def test_a_server_that_dies_within_a_run_needs_a_new_run(stage, audit, again):
+    def die(_):
+        stage.script.up = again
+        stage.audit_path.write_text(json.dumps(audit | {"pid": audit["pid"] + 1}))
+
+    stage.script.answer = failing_at(3, die)
+    result = stage.run()
+    assert result.code == 2 and "--resume" not in result.err
+    told = f"the server that {result.folders[0]} was begun on is gone; begin a new run on one that is up"
+    assert result.err.endswith(f"; {told}\n")
+
+
+def test_what_can_never_be_asked_needs_another_run(stage):
+    result = stage.run("--tokens", "10", suite=Needle())
+    assert result.code == 2 and not stage.script.requests
+    assert "no prompt of 10 tokens with the needle at 5 was found; choose a longer one" in result.err
+    assert result.err.endswith("; then begin a new run, since --resume asks the same again\n")
+
+
+def test_a_server_that_is_silent_for_too_long_is_told_with_the_flag(stage):
+    stage.script.answer = failing_at(1, lambda request: time.sleep(0.4))
+    result = stage.run("--timeout", "0.2")
+    assert result.code == 2 and "--timeout gives it longer); the server still runs" in result.err
 
 
 def test_a_record_edited_during_an_interruption_is_caught(stage):
