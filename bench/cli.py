@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,10 +43,16 @@ def main(argv: Sequence[str] | None = None, root: Path = facts.ROOT) -> int:
     """Run one subcommand and return its exit code; a :class:`MoetError` becomes one line on stderr."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args, Library(root))
+        status = args.run(args, Library(root))
+        sys.stdout.flush()
+        return status
     except MoetError as error:
         print(f"bench: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who read has enough, as `head` has. What is left in the buffer must not be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,6 +144,8 @@ def _render(args: argparse.Namespace, library: Library) -> int:
 
 
 def _compare(args: argparse.Namespace, library: Library) -> int:
+    if args.worse_than is not None and not 0 <= args.worse_than < math.inf:
+        raise BenchError(f"--worse-than {args.worse_than:g} is no bound; give a percentage of 0 or more, such as 5")
     first, second = (compare.read(path, library) for path in (args.first, args.second))
     rows = compare.rows(first, second)
     print(compare.text(rows, list(compare.differences(first, second)), first, second))

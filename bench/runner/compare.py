@@ -44,7 +44,7 @@ def read(path: Path, library: Library) -> Result:
     """A result file, wherever it lies.
 
     Raises:
-        BenchError: it cannot be read, is not JSON, or no result; names those that the checkout has.
+        BenchError: it cannot be read, is not JSON, or no result; names those that the checkout has. Or it was edited.
     """
     try:
         document = json.loads(path.read_text())
@@ -55,7 +55,10 @@ def read(path: Path, library: Library) -> Result:
     told = document.get("provenance") if isinstance(document, dict) else None
     if not isinstance(told, dict) or any(not isinstance(told.get(name), kind) for name, kind in _TOLD.items()):
         raise BenchError(f"{path} is no result: it has no whole provenance; {_choice(library)}")
-    return Result(path, document)
+    result = Result(path, document)
+    if result.edited:
+        raise BenchError(f"{path}: {result.edited}")
+    return result
 
 
 def _choice(library: Library) -> str:
@@ -70,14 +73,18 @@ def rows(first: Result, second: Result) -> list[Row]:
     Raises:
         BenchError: they are of different benchmarks, or share no figure.
     """
-    kinds = [result.document.get("benchmark") for result in (first, second)]
-    if kinds[0] != kinds[1]:
-        raise BenchError(f"{first.path} is of {kinds[0]}, {second.path} of {kinds[1]}; compare two of one benchmark")
+    if first.document.get("benchmark") != second.document.get("benchmark"):
+        raise BenchError(f"{_kind(first)}, {_kind(second)}; compare two of one benchmark")
     mine, theirs = dict(figures(first.document)), dict(figures(second.document))
     found = [Row(name, value, theirs[name]) for name, value in mine.items() if name in theirs]
     if not found:
         raise BenchError(f"{first.path} and {second.path} share no figure; compare two of one benchmark")
     return found
+
+
+def _kind(result: Result) -> str:
+    benchmark = result.document.get("benchmark")
+    return f"{result.path} names no benchmark" if benchmark is None else f"{result.path} is of {benchmark!r}"
 
 
 def figures(document: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import facts
+
 from moet_w2 import recipe as recipes
 from moet_w2.errors import MoetError
 from moet_w2.recipe import Recipe
@@ -37,6 +39,13 @@ class Result:
     def name(self) -> str:
         """Its path below bench/results."""
         return self.path.relative_to(RESULTS).as_posix()
+
+    @property
+    def edited(self) -> str | None:
+        """That its digest is not that of what it holds, or None; a file from before there was a digest has none."""
+        if self.document.get(facts.DIGEST, digest := facts.digest(self.document)) == digest:
+            return None
+        return f"edited: {facts.DIGEST} is not that of what it holds; write it again by its command"
 
     @property
     def hardware(self) -> dict[str, Any]:

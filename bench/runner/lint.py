@@ -70,15 +70,21 @@ def _notes(library: Library) -> Iterator[Finding]:
             yield Finding(where, f"{name} was served from the recipe as it is; remove its note")
 
 
+def unfit(result: Result) -> Iterator[str]:
+    """Why no figure of a result may be shown: it is not as its schema says, or was edited."""
+    for line in schema.violations(result.document):
+        yield f"{line}; write it again by its command"
+    if result.edited:
+        yield result.edited
+
+
 def _result(result: Result, library: Library) -> Iterator[Finding]:
     where, document, excused = str(result.path), result.document, library.notes.get(result.name, {})
-    for line in schema.violations(document):
+    for line in unfit(result):
         yield Finding(where, line)
     sealed = facts.DIGEST in document
     if not sealed:
         yield Finding(where, "no digest: it is from before result files had one", fault=False)
-    elif document[facts.DIGEST] != facts.digest(document):
-        yield Finding(where, f"edited: {facts.DIGEST} is not that of what it holds; write it again by its command")
     if document.get("provenance", {}).get("dirty"):
         why = excused.get("dirty")
         said = f"measured with uncommitted changes{f': {why}' if why else ''}"

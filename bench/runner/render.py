@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import plots, tables
+from . import lint, plots, tables
 from .fault import BenchError, Finding
 from .library import Library
 
@@ -21,7 +21,14 @@ _MARKER = re.compile(r"^\s*<!-- /?bench:([\w-]+) -->\s*$", re.MULTILINE)
 
 
 def wanted(library: Library) -> Iterator[tuple[Path, str | None]]:
-    """(path below the checkout, its text as it should be or None where it should not be) of all that is rendered."""
+    """(path below the checkout, its text as it should be or None where it should not be) of all that is rendered.
+
+    Raises:
+        BenchError: a result is not as its schema says or was edited, or a document has a marker that means nothing.
+    """
+    for result in (*library.results, *library.held):
+        for line in lint.unfit(result):
+            raise BenchError(f"{result.path}: {line}")
     for path in documents(library):
         yield path, filled((library.root / path).read_text(), path, library)
     drawn = {plots.FOLDER / f"{name}.svg": chart.draw(library) for name, chart in plots.CHARTS.items()}

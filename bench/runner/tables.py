@@ -93,8 +93,8 @@ def results(library: Library, link: Link) -> list[str]:
         tree = "uncommitted changes" if given["dirty"] else "clean"
         words = [f"[{result.name}]({link(result.path)})", f"`{script}`"]
         words += [machine(result, library), f"`{given['commit'][:10]}`", tree]
-        fits = document.get(facts.DIGEST) == facts.digest(document)
-        lines.append(row([*words, "none" if facts.DIGEST not in document else "fits" if fits else "does not fit"]))
+        digest = "does not fit" if result.edited else "fits" if facts.DIGEST in document else "none"
+        lines.append(row([*words, digest]))
     return lines
 
 

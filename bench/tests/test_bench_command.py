@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -69,6 +71,60 @@ def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None
         assert line in said
     assert cli.main(["compare", str(folder / "other.json"), str(folder / "kernels_h200.json")], root) == 2
     assert "compare two of one benchmark" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", ["nan", "-5", "inf"])
+def test_a_bound_that_bounds_nothing_is_refused(root: Path, capsys, bound: str) -> None:
+    """Nothing is worse by more than NaN: the gate would be off, and nobody told."""
+    first, second = (str(root / "bench" / "results" / f"serving_{number}.json") for number in (0, 1))
+    assert cli.main(["compare", first, second, "--worse-than", bound], root) == 2
+    said = capsys.readouterr()
+    assert said.err == f"bench: error: --worse-than {bound} is no bound; give a percentage of 0 or more, such as 5\n"
+    assert said.out == ""
+    assert cli.main(["compare", first, first, "--worse-than", "0"], root) == 0
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_an_edited_result_is_not_compared(root: Path, capsys, turn: int) -> None:
+    first, second = (root / "bench" / "results" / f"serving_{number}.json" for number in (0, 1))
+    second.write_text(second.read_text().replace("72.0", "95.0"))
+    assert cli.main(["compare", *(str(path) for path in (first, second)[::turn])], root) == 2
+    said = f"{second}: edited: payload_sha256 is not that of what it holds; write it again by its command"
+    assert capsys.readouterr().err == f"bench: error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("72.0", "95.0"), "edited: payload_sha256 is not that of what it holds"),
+        (lambda text: "{}", "the file: 'provenance' is a required property"),
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["--check"]])
+def test_nothing_is_rendered_of_a_result_that_is_none(root: Path, capsys, change, said: str, how: list[str]) -> None:
+    path = root / "bench" / "results" / "serving_1.json"
+    path.write_text(change(path.read_text()))
+    assert cli.main(["render", *how], root) == 2
+    line = f"bench/results/serving_1.json: {said}; write it again by its command"
+    assert capsys.readouterr().err == f"bench: error: {line}\n"
+    assert not (root / "bench" / "plots").exists()
+
+
+def test_a_result_of_no_named_benchmark_is_told_so(root: Path, capsys) -> None:
+    samples.store(root, {"provenance": samples.PROVENANCE, "seconds": 3.0}, "other.json")
+    folder = root / "bench" / "results"
+    assert cli.main(["compare", str(folder / "other.json"), str(folder / "serving_0.json")], root) == 2
+    said = f"{folder}/other.json names no benchmark, {folder}/serving_0.json is of 'serving'"
+    assert capsys.readouterr().err == f"bench: error: {said}; compare two of one benchmark\n"
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    result = str(samples.ROOT / "bench" / "results" / "startup_cpu.json")
+    command = [sys.executable, cli.__file__, "compare", result, result]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # before anything is printed
+        said = process.stderr.read()
+    assert said == b"" and process.returncode == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize(
