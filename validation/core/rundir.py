@@ -90,10 +90,11 @@ def read(folder: Path) -> tuple[set[str], dict[str, Record]]:
     units: set[str] = set()
     records: dict[str, Record] = {}
     try:
-        lines = (folder / RECORDS).read_text(encoding="utf-8").splitlines()
+        text = (folder / RECORDS).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ReplayError(f"{folder / RECORDS} cannot be read ({error}); name a run's folder") from None
-    for number, line in enumerate(lines, 1):
+    # At LF alone: other ends of a line, such as U+2028, stand in a record as they came.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         entry = _entry(folder / RECORDS, number, line)
         units.add(entry["unit"])
         records |= {name: Record.of(document) for name, document in entry["invocations"].items()}

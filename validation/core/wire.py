@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,7 +102,7 @@ class Server:
                 if response.status_code != 200:
                     text = response.read().decode(errors="replace")[:KEPT_CHARACTERS]
                     return Exchange(request, response.status_code, headers, _since(start), body=text)
-                lines = [(_since(start), line) for line in response.iter_lines() if line]
+                lines = [(_since(start), line) for line in _lines(response.iter_bytes()) if line]
         except httpx2.HTTPError as error:
             raise ServerError(self._lost(error)) from None
         return Exchange(request, 200, headers, _since(start), lines)
@@ -128,6 +129,19 @@ class Server:
         hint = "; --timeout gives it longer" if isinstance(error, httpx2.TimeoutException) else ""
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"{self.base_url} cannot be asked ({reason}{hint})"
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines that end in LF or CRLF.
+
+    Other ends of a line (U+0085, U+2028, U+2029, ...) are text: they may stand as they are within a JSON string.
+    """
+    left = b""
+    for chunk in chunks:
+        *whole, left = (left + chunk).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+    yield left.decode(errors="replace")
 
 
 def _since(start: float) -> float:

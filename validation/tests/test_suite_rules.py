@@ -13,7 +13,7 @@ from suite_server import PROMPT_TOKENS, pieces
 from suites_under_test import SUITES
 from tokenizers import Tokenizer
 
-from validation.core import casefile
+from validation.core import casefile, wire
 from validation.core.answer import Answer, Call, assemble
 from validation.core.errors import RunError, ServerError
 from validation.core.loops import repetition
@@ -178,6 +178,14 @@ def test_a_stream_is_put_together_with_its_times():
         (0.7, "usage"),
         (0.8, "done"),
     ]
+
+
+def test_lines_end_in_lf_or_crlf_wherever_the_pieces_are_cut():
+    text = 'data: {"a": "\u2028 \x85é"}\r\n\r\ndata: 1\n\ndata: [DONE]'
+    for size in (1, 2, 7, 100):
+        data = text.encode()
+        found = list(wire._lines(data[at : at + size] for at in range(0, len(data), size)))
+        assert found == ['data: {"a": "\u2028 \x85é"}', "", "data: 1", "", "data: [DONE]"]
 
 
 def test_a_broken_line_is_an_error():

@@ -204,6 +204,15 @@ def test_a_killed_run_goes_on(stage):
     assert gists(folder) == gists(next(f for f in stage.run().folders if f != folder))
 
 
+def test_text_may_hold_what_other_programs_take_for_an_end_of_a_line(stage):
+    odd = "a\x0bb\x0cc\x1cd\x85e\u2028f\u2029g"
+    stage.script.answer = lambda request: right(request) | {"reasoning": odd}
+    folder = stage.run().folders[0]
+    _, records = rundir.read(folder)
+    assert {exchange.answer.thought for record in records.values() for exchange in record.exchanges} == {odd}
+    assert stage.run("--replay", str(folder)).code == 0
+
+
 def test_a_complete_run_is_not_gone_on_with(stage):
     folder = stage.run().folders[0]
     result = stage.run("--resume", str(folder))
