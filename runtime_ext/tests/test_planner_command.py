@@ -72,6 +72,56 @@ def test_the_command_reads_a_recipe(capsys):
     assert code == 0 and "without room for other requests" in printed.out
 
 
+PROFILE = ("--recipe", str(RECIPES / "pro6000-512k.yaml"))
+RATE = re.compile(r"decode, \d|prefill of|tokens/s \(")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault", "remedy"),
+    [
+        (("--host-gib", "1"), "host memory: 21.75 GiB too little", "22.75 GiB of host memory would do, for 4 mapped"),
+        (
+            ("--host-gib", "22", "--correction-gib", "0"),
+            "host memory: 0.75 GiB too little",
+            "map layer 45, 1.69 GiB: one",
+        ),
+        (("--pcie-gbs", "0"), "no link to read them over", "there is no link, so no layer can be mapped"),
+    ],
+)
+def test_a_recipe_whose_layers_the_host_cannot_hold_does_not_fit(capsys, options, fault, remedy):
+    code, printed = run(capsys, *PROFILE, *options)
+    assert code == 1 and f"the mapped layers do not fit: {fault}\n" in printed.out and remedy in printed.out
+    assert "fits on the card" in printed.out and not RATE.search(printed.out)
+    found = json.loads(run(capsys, *PROFILE, *options, "--json")[1].out)
+    assert found["host_fault"] == fault and not found["fits"] and found["decode"] == found["prefill_seconds"] == {}
+    assert any(remedy in each for each in found["remedies"])
+
+
+def test_a_recipe_leaves_the_system_what_a_plan_leaves_it(capsys):
+    assert run(capsys, *PROFILE, "--host-gib", "22.75")[0] == 0
+    assert run(capsys, *PROFILE, "--host-gib", "22.74")[0] == 1
+
+
+def test_a_recipe_on_a_card_that_is_too_small_has_no_rates_and_no_negative_bytes(capsys):
+    code, printed = run(capsys, *PROFILE, "--vram-gib", "48")
+    assert code == 1 and not RATE.search(printed.out) and not re.search(r"-\d", printed.out)
+    assert re.search(r"missing, before any KV cache +44,932,476,360 +41.85 GiB\n", printed.out)
+    assert "no room for a KV cache; a context of 524,288 does not fit: it needs 3.49 GiB" in printed.out
+    keys, utilization = re.search(
+        r"- map layers (\d+) to 45, .* lower gpu-memory-utilization to (\S+): ", printed.out
+    ).groups()
+    served = ("--context", "524288", "--vram-gib", "48", "--utilization", utilization, "--json")
+    assert json.loads(run(capsys, *served)[1].out)["chosen"][0] == pytest.approx(int(keys), abs=1)
+
+
+def test_a_recipe_whose_longest_prompt_has_no_room_is_told_the_utilization_that_gives_it(capsys):
+    code, printed = run(capsys, *PROFILE, "--utilization", "0.999")
+    assert code == 1 and "while a prompt of 524,288 tokens runs: 1.12 GiB too little" in printed.out
+    lower = re.search(r"- lower gpu-memory-utilization to (\S+)\n", printed.out)[1]
+    code, printed = run(capsys, *PROFILE, "--utilization", lower)
+    assert code == 0 and "lower gpu-memory" not in printed.out and "too little" not in printed.out
+
+
 def test_what_a_recipe_says_of_its_card_counts(capsys):
     recipe_of = ["--json", "--recipe", str(RECIPES / "h200-512k.yaml")]
     machine = json.loads(run(capsys, *recipe_of)[1].out)["machine"]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_support import MODEL, WISHES, result
 
+from moet_w2.errors import ConfigError
 from moet_w2.planner import costs, prefill, speed
 from moet_w2.planner.machine import card
 from moet_w2.planner.placements import last
@@ -29,6 +30,14 @@ def test_the_rate_falls_with_every_mapped_layer(settings, requests, link, hits):
         for count in range(0, model.layers + 1, 5)
     ]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_without_a_link_a_mapped_layer_has_no_rate():
+    machine = card(link_gbs=None)
+    assert speed.decode(MODEL, machine, Settings(), ()).tokens_per_s > 0
+    for predict in (speed.decode, lambda *given: prefill.seconds(*given, 4096)):
+        with pytest.raises(ConfigError, match="--pcie-gbs"):
+            predict(MODEL, machine, Settings(), (45,))
 
 
 @given(tokens=st.integers(1, 4096))

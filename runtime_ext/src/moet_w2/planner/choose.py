@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from . import reasons
 from .machine import Machine
+from .memory import Memory
 from .model import Model
-from .placements import DEFAULT, FITS, Assumptions, Placement, counts, last, place
+from .placements import DEFAULT, FITS, Assumptions, Placement, counts, gib, host_fault, last, place, with_room
 from .settings import Settings
 
 
@@ -49,3 +50,37 @@ def plan(model: Model, machine: Machine, settings: Settings, given: Assumptions 
         return Plan(tuple(placements), None, tuple(reasons.against(model, machine, settings, placements, given)))
     chosen = placements[number] = replace(placements[number], status="chosen")
     return Plan(tuple(placements), chosen, tuple(reasons.of(model, machine, placements, number, given)))
+
+
+def instead(
+    model: Model, machine: Machine, settings: Settings, found: Memory, given: Assumptions = DEFAULT
+) -> tuple[str, ...]:
+    """What to change in a given placement that does not fit, or whose longest prompt leaves too little free.
+
+    Args:
+        model: its dimensions.
+        machine: the card, its host and the link.
+        settings: how it is served.
+        found: its memory.
+        given: assumptions.
+    """
+    fault = host_fault(found, machine, given)
+    if found.fits and found.safe and fault is None:
+        return ()
+    room = with_room(model, machine, settings, given)
+    lower = "" if room == settings else f"lower gpu-memory-utilization to {room.utilization:g}"
+    # Utilization takes from the KV cache alone.
+    less = int(machine.cuda_bytes * settings.utilization) - int(machine.cuda_bytes * room.utilization)
+    if lower and fault is None and found.kv_bytes - less >= found.kv_needed:
+        return (lower,)
+    better = plan(model, machine, room, given)
+    if better.chosen is None:
+        needs = f"a longest prompt needs a gpu-memory-utilization of {room.utilization:g}; with that:"
+        return (needs, *better.reasons) if lower else better.reasons
+    chosen = better.chosen
+    remedy = f"map {reasons.keys(chosen.mapped) if chosen.mapped else 'no layer'}"
+    remedy += f", {gib(chosen.memory.mapped_bytes)}" + (f", and {lower}" if lower else "")
+    lines = [f"{remedy}: one request then decodes {chosen.decode[1].tokens_per_s:.1f} tokens/s"]
+    if fault is not None and machine.link_gbs is not None:
+        lines.append(f"or give the host {gib(found.mapped_bytes + given.host_reserve)}")
+    return tuple(lines)

@@ -12,7 +12,7 @@ from ..errors import CheckpointError, RecipeError
 from . import cards, choose, options, predict, report, reported
 from .machine import GIB, Machine, card
 from .model import FLASH, Model, from_config
-from .placements import DEFAULT, Assumptions, with_room
+from .placements import DEFAULT, Assumptions, host_fault, with_room
 from .settings import Settings
 
 
@@ -120,13 +120,18 @@ def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> i
     settings = _settings(args, settings)
     if loaded.device is not None and not args.measure:
         machine = _made_for(loaded.device, machine, args)
-    counts = sorted({1, settings.seqs})
-    found = predict.predict(model, machine, settings, mapped, counts, prompts=(settings.context,), given=given)
+    found = predict.predict(model, machine, settings, mapped, (), given=given)
+    fault = host_fault(found.memory, machine, given)
+    fits = found.memory.fits and fault is None
+    if fits:
+        counts, prompts = sorted({1, settings.seqs}), (settings.context,)
+        found = predict.predict(model, machine, settings, mapped, counts, prompts=prompts, given=given)
+    remedies = choose.instead(model, machine, settings, found.memory, given)
     if args.json:
-        print(json.dumps(report.prediction_document(found, machine, mapped, given), indent=2))
+        print(json.dumps(report.prediction_document(found, machine, mapped, given, fault, remedies), indent=2))
     else:
-        print(report.prediction_text(found, machine, mapped, settings.context))
-    return 0 if found.memory.fits and found.memory.spare >= 0 else 1
+        print(report.prediction_text(found, machine, mapped, settings.context, fault, remedies))
+    return 0 if fits and found.memory.spare >= 0 else 1
 
 
 def _made_for(device: Any, machine: Machine, args: argparse.Namespace) -> Machine:

@@ -103,15 +103,13 @@ def place(
         given: assumptions.
     """
     found = memory.account(model, machine, settings, mapped, given.runtime_bytes, given.others)
-    status = FITS
     if not found.fits:
         status = f"context does not fit: {gib(found.kv_needed - found.kv_bytes)} too little on the card"
     elif not found.roomy:
         missing = found.kv_needed + found.kv_reserve - found.kv_bytes
         status = f"no room for other requests: {gib(missing)} too little on the card"
-    elif mapped and found.mapped_bytes + given.host_reserve > machine.host_bytes:
-        missing = found.mapped_bytes + given.host_reserve - machine.host_bytes
-        status = f"host memory: {gib(missing)} too little"
+    else:
+        status = host_fault(found, machine, given) or FITS
     decode = {
         requests: speed.decode(
             model,
@@ -125,6 +123,16 @@ def place(
     }
     seconds = prefill.seconds(model, machine, settings, mapped, settings.context, given.costs)
     return Placement(mapped, settings, found, decode, seconds, status)
+
+
+def host_fault(found: Memory, machine: Machine, given: Assumptions = DEFAULT) -> str | None:
+    """Why the host cannot hold the mapped layers for the card to read; None where it can, or where none is mapped."""
+    if not found.mapped_bytes:
+        return None
+    if machine.link_gbs is None:
+        return "no link to read them over"
+    missing = found.mapped_bytes + given.host_reserve - machine.host_bytes
+    return f"host memory: {gib(missing)} too little" if missing > 0 else None
 
 
 def last(model: Model, count: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def of(model: Model, machine: Machine, placements: Sequence[Placement], number: 
         more = chosen.prefill_seconds - placements[number - 1].prefill_seconds
         chunk = more * settings.batched / settings.context
         lines.append(
-            f"{_keys(targets)} {'as well' if drafts else 'from the end'}: each costs {_cost(model, placements, False)} "
+            f"{keys(targets)} {'as well' if drafts else 'from the end'}: each costs {_cost(model, placements, False)} "
             f"a step with one request, and {chunk * 1e3:,.0f} ms a chunk of {settings.batched:,} prompt "
             "tokens; among target layers the model knows no difference"
         )
@@ -88,14 +88,19 @@ def longest(model: Model, machine: Machine, settings: Settings, given: Assumptio
     return 0
 
 
+def keys(some: Sequence[int]) -> str:
+    """Keys of neighbouring layers for a person."""
+    return f"layer {some[0]}" if len(some) == 1 else f"layers {some[0]} to {some[-1]}"
+
+
 def _drafts(model: Model, settings: Settings, drafts: list[int], cost: str) -> list[str]:
     lines = [
-        f"{_keys(drafts)} first: a draft layer runs over {settings.speculative} tokens of a request, a target layer "
+        f"{keys(drafts)} first: a draft layer runs over {settings.speculative} tokens of a request, a target layer "
         f"over {settings.query}, and after a chunk of prompt over as few; each costs {cost} a step with one request"
     ]
     if settings.correction_bytes and set(drafts) <= settings.uncorrected(model):
         lines.append(
-            f"{_keys(drafts)} take no correction slot: a draft's mistake costs a rejected token, never a wrong one, so "
+            f"{keys(drafts)} take no correction slot: a draft's mistake costs a rejected token, never a wrong one, so "
             "the pool serves the target alone"
         )
     return lines
@@ -135,7 +140,3 @@ def _spare(machine: Machine, settings: Settings, found: Memory) -> str:
         return f"{prompt} leaves {gib(found.spare)} free"
     then = f"leaves {gib(found.spare)} free" if found.spare >= 0 else f"takes {gib(-found.spare)} more than there is"
     return f"{prompt} {then}: a utilization of {roomy_utilization(machine, found):g} leaves enough to rely on"
-
-
-def _keys(keys: list[int]) -> str:
-    return f"layer {keys[0]}" if len(keys) == 1 else f"layers {keys[0]} to {keys[-1]}"

@@ -29,24 +29,47 @@ def text(plan: Plan, machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def prediction_text(prediction: Prediction, machine: Machine, mapped: tuple[int, ...], context: int) -> str:
-    """A given placement for a person."""
+def prediction_text(
+    prediction: Prediction,
+    machine: Machine,
+    mapped: tuple[int, ...],
+    context: int,
+    fault: str | None = None,
+    remedies: Sequence[str] = (),
+) -> str:
+    """A given placement for a person.
+
+    Args:
+        prediction: what follows from it; without rates where it does not fit.
+        machine: the card, its host and the link.
+        mapped: keys of the layers in host memory.
+        context: tokens of the longest prompt.
+        fault: why the host cannot hold the mapped layers, if so.
+        remedies: what to change.
+    """
     found = prediction.memory
     lines = [_machine(machine), "", f"mapped: {','.join(map(str, mapped)) or 'no layer'}", ""]
     lines += _purposes(found)
     verdict = f"does not fit: it needs {gib(found.kv_needed)}"
     if found.fits:
-        verdict = "fits" if found.roomy else "fits, without room for other requests beside one of full length"
-    lines += ["", f"KV cache size {found.kv_tokens:,} tokens; a context of {context:,} {verdict}", ""]
+        verdict = "fits" if fault is None else "fits on the card"
+        verdict += "" if found.roomy else ", without room for other requests beside one of full length"
+    cache = f"KV cache size {found.kv_tokens:,} tokens" if found.kv_bytes > 0 else "no room for a KV cache"
+    lines += ["", f"{cache}; a context of {context:,} {verdict}", ""]
+    if fault is not None:
+        lines += [f"the mapped layers do not fit: {fault}", ""]
     if not found.safe:
-        short = f"{gib(found.spare)}, less than the {gib(LEAST_SPARE)} that should"
-        lines += [f"free while a prompt of {context:,} tokens runs: {short}; lower gpu-memory-utilization", ""]
+        free = f"{gib(found.spare)} free, less than the {gib(LEAST_SPARE)} that should be"
+        free = free if found.spare >= 0 else f"{gib(-found.spare)} too little"
+        lines += [f"while a prompt of {context:,} tokens runs: {free}", ""]
+    if remedies:
+        lines += [*(f"- {remedy}" for remedy in remedies), ""]
     for requests, step in prediction.decode.items():
         lines.append(_rate(requests, step.tokens_per_s, step.step_seconds, step.tokens_per_step))
         lines.append("    " + ", ".join(f"{cause} {seconds * 1e3:.2f} ms" for cause, seconds in step.seconds.items()))
     for tokens, seconds in prediction.prefill_seconds.items():
         lines.append(f"prefill of {tokens:,} tokens: {seconds:,.1f} s")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def document(plan: Plan, machine: Machine, given: Assumptions) -> dict[str, Any]:
@@ -61,13 +84,21 @@ def document(plan: Plan, machine: Machine, given: Assumptions) -> dict[str, Any]
 
 
 def prediction_document(
-    prediction: Prediction, machine: Machine, mapped: tuple[int, ...], given: Assumptions
+    prediction: Prediction,
+    machine: Machine,
+    mapped: tuple[int, ...],
+    given: Assumptions,
+    fault: str | None = None,
+    remedies: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A given placement as JSON-serialisable values."""
+    """A given placement as JSON-serialisable values; the arguments are those of the text, and what was assumed."""
     return {
         "machine": asdict(machine),
         "assumptions": asdict(given),
         "mapped": list(mapped),
+        "fits": prediction.memory.fits and fault is None,
+        "host_fault": fault,
+        "remedies": list(remedies),
         **_memory(prediction.memory),
         "decode": _decode(prediction.decode),
         "prefill_seconds": {str(tokens): seconds for tokens, seconds in prediction.prefill_seconds.items()},
@@ -138,8 +169,10 @@ def _bytes(chosen: Placement) -> list[str]:
 
 
 def _purposes(found: Memory) -> list[str]:
-    rows = [*found.device.items(), (KV_CACHE, found.kv_bytes), ("together: utilization of the card", found.share)]
-    rows += [*found.beyond.items(), ("free while a longest prompt runs", found.spare)]
+    cache = (KV_CACHE, found.kv_bytes) if found.kv_bytes >= 0 else ("missing, before any KV cache", -found.kv_bytes)
+    free = "free" if found.spare >= 0 else "missing"
+    rows = [*found.device.items(), cache, ("together: utilization of the card", found.share)]
+    rows += [*found.beyond.items(), (f"{free} while a longest prompt runs", abs(found.spare))]
     rows.append(("mapped layers, in host memory", found.mapped_bytes))
     return [f"{name:<36}{nbytes:>17,}  {gib(nbytes):>11}" for name, nbytes in rows]
 
@@ -170,7 +203,8 @@ def _table(plan: Plan) -> list[str]:
     counts = sorted(rows[0].decode)
     lines = [f"{'mapped':>6}{'KV tokens':>12}" + "".join(f"{f'{n}x tok/s':>11}" for n in counts) + "  "]
     for each in rows:
-        rates = "".join(f"{each.decode[n].tokens_per_s:>11.1f}" for n in counts)
+        # What does not fit has no rate.
+        rates = "".join(f"{each.decode[n].tokens_per_s:>11.1f}" if each.memory.fits else f"{'-':>11}" for n in counts)
         lines.append(f"{len(each.mapped):>6}{each.memory.kv_tokens:>12,}{rates}  {each.status}")
     return lines
 

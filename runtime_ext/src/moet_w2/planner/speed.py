@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..errors import ConfigError
 from . import kv_cache, weights
 from .costs import MEASURED, TOKENS_PER_STEP, Costs
 from .machine import Machine
@@ -172,5 +173,11 @@ def key_bytes(model: Model, context: int) -> int:
 
 
 def link_rate(machine: Machine) -> float:
-    """GB/s of the link; a mapped layer without one is read from the memory that computes."""
-    return machine.hbm_gbs if machine.link_gbs is None else machine.link_gbs
+    """GB/s of the link.
+
+    Raises:
+        ConfigError: there is none, so no mapped layer can be read.
+    """
+    if machine.link_gbs is None:
+        raise ConfigError("layers are mapped, but there is no link to read them over; map none, or give --pcie-gbs")
+    return machine.link_gbs
