@@ -27,16 +27,16 @@ from validation.suites.tools import Tools
 SUITES = (Tools(), Reasoning(), Agentic(), Decode(), Needle())
 """The longest last."""
 
-ONE_RUN = ("--replay", "--resume")
+ONE_RUN = ("replay", "resume")
 
 
 def main(words: list[str] | None = None, root: Path = ROOT) -> int:
     """The command; ``root`` is the checkout whose note of what was served last is read."""
     given = sys.argv[1:] if words is None else words
-    if named := [flag for flag in ONE_RUN if any(word.partition("=")[0] == flag for word in given)]:
-        print(f"run_all.py: error: {named[0]} is of one run; use that suite's own command", file=sys.stderr)
-        return 2
     args = command.parser_of("run_all.py", (__doc__ or "").partition("\n")[0]).parse_args(given)
+    if named := [name for name in ONE_RUN if getattr(args, name)]:
+        print(f"run_all.py: error: --{named[0]} is of one run; use that suite's own command", file=sys.stderr)
+        return 2
     if not any(casefile.locate(suite.name, args.cases).is_file() for suite in SUITES):
         print(f"run_all.py: error: no suite has cases {args.cases!r}; name {' or '.join(_sets())}", file=sys.stderr)
         return 2

@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-audit", action="store_true", help="the server runs without W2 (--stock)")
 
 
+def flags() -> list[str]:
+    """The names under which a parser keeps those flags."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return list(vars(parser.parse_args([])))
+
+
 def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target:
     """Put flags, recipe and the note of what was served together; flags win, then the note.
 

@@ -19,6 +19,7 @@ from validation import target
 from validation.local import ROOT
 
 from . import derived, live, manifest, verdict
+from .errors import RunError
 from .plan import Suite
 from .prepare import prepare
 from .replay import replay
@@ -33,8 +34,10 @@ def main(suite: Suite, argv: Sequence[str] | None = None, root: Path = ROOT) -> 
         root: checkout whose note of what was served last is read.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(suite).parse_args(words)
+    parser = _parser(suite)
+    args = parser.parse_args(words)
     try:
+        _refuse_idle(parser, words, args)
         if args.replay:
             return _replay(suite, args.replay)
         if args.list or args.dry_run:
@@ -71,6 +74,23 @@ def _parser(suite: Suite) -> argparse.ArgumentParser:
     parser = parser_of(f"run_{suite.name}.py", suite.about)
     suite.add_arguments(parser)
     return parser
+
+
+def _refuse_idle(parser: argparse.ArgumentParser, words: list[str], args: argparse.Namespace) -> None:
+    """Raises RunError for flags that would change nothing about a run that was recorded or begun."""
+    if args.replay:
+        told, taken = "--replay judges what was recorded, by the cases that it names", {"replay"}
+    elif args.resume:
+        told, taken = "--resume asks what the run was begun with", {"resume", "timeout", *target.flags()}
+    else:
+        return
+    absent = object()
+    # An attribute that is there already gets no default: what is still absent was not given.
+    given = parser.parse_args(words, argparse.Namespace(**dict.fromkeys(vars(args), absent)))
+    idle = [name for name, value in vars(given).items() if value is not absent and name not in taken]
+    if idle:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise RunError(f"{told}; {flags} would have no effect: leave it out, or begin a new run")
 
 
 def _show(suite: Suite, args: argparse.Namespace) -> int:

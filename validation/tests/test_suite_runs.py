@@ -73,7 +73,9 @@ def stage(tmp_path, monkeypatch, capsys, audit):
         served.write(loaded, rendering.render(loaded, overrides))
 
         def run(*words: str, cases: str = "demo", suite: Suite | None = None) -> Namespace:
-            code = command.main(suite or Tools(), ["--cases", cases, "--output-dir", str(out), *words], root=tmp_path)
+            old = {"--resume", "--replay"} & set(words)
+            new = [] if old else ["--cases", cases, "--output-dir", str(out)]
+            code = command.main(suite or Tools(), [*new, *words], root=tmp_path)
             told = capsys.readouterr()
             folders = sorted(out.iterdir()) if out.exists() else []
             return Namespace(code=code, out=told.out, err=told.err, folders=folders)
@@ -281,6 +283,31 @@ def test_a_server_that_is_silent_for_too_long_is_told_with_the_flag(stage):
     assert result.code == 2 and "--timeout gives it longer); the server still runs" in result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--only", "sum", "--cases=demo"], "--cases, --only"),
+        (["--tok", "236"], "--tokens"),
+        (["--acknowledge-full-run", "--output-dir", "x"], "--output-dir, --acknowledge-full-run"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["--resume", "--replay"])
+def test_a_flag_without_effect_is_refused(stage, tmp_path, verb, words, flags):
+    result = stage.run(verb, str(tmp_path), *words, suite=Needle())
+    assert result.code == 2 and f"; {flags} would have no effect: leave it out" in result.err
+
+
+def test_a_replay_has_no_server_and_no_limit_of_time(stage, tmp_path):
+    result = stage.run("--replay", str(tmp_path), "--timeout", "1800", "--no-audit")
+    assert result.code == 2 and "; --timeout, --no-audit would have no effect" in result.err
+
+
+def test_the_server_of_a_run_that_goes_on_is_named_by_flags(stage):
+    folder = interrupted(stage)
+    result = stage.run("--resume", str(folder), "--base-url", stage.url, "--recipe", str(stage.path), "--timeout", "9")
+    assert result.code == 0, result.err
+
+
 def test_a_record_edited_during_an_interruption_is_caught(stage):
     folder = interrupted(stage)
     path = folder / rundir.RECORDS
@@ -411,7 +438,7 @@ def test_all_suites_run_whatever_one_of_them_says(monkeypatch, capsys):
     assert told == "== tools passed, reasoning FAILED, agentic not run, decode passed, needle passed"
     codes["tools"] = 130
     assert run_all.main([]) == 130 and len(asked) == 6
-    assert run_all.main(["--replay=x"]) == 2
+    assert run_all.main(["--replay=x"]) == run_all.main(["--resu", "x"]) == 2 and len(asked) == 6
 
 
 @pytest.mark.parametrize(("flag", "words"), [("--list", "listed"), ("--dry-run", "would be asked")])
