@@ -140,6 +140,24 @@ def test_a_setting_that_contradicts(place: Path) -> None:
     assert check.status is Status.FAIL and "contradicts the recipe's '1'" in check.value
 
 
+def test_a_variable_of_the_recipe_that_is_exported_with_another_value(place: Path) -> None:
+    check = one(look(place, {"VLLM_CPU_KVCACHE_SPACE": "99999"}), "settings")
+    assert check.status is Status.FAIL and check.remedy == "unset it or change the recipe"
+    assert check.value == "VLLM_CPU_KVCACHE_SPACE='99999' contradicts the recipe's '1'"
+    for value in ("1", ""):  # an empty one says nothing
+        assert one(look(place, {"VLLM_CPU_KVCACHE_SPACE": value}), "settings").status is Status.OK
+
+
+def test_what_the_launcher_s_own_variables_replace_contradicts_nothing(place: Path) -> None:
+    """Nor does what no recipe says, such as VLLM_DEEP_GEMM_WARMUP, which is made to be exported."""
+    data = RECIPE | {"environment": {"TRITON_CACHE_DIR": "/r", "CUDA_VISIBLE_DEVICES": "0"}}
+    environ = {"CACHE_ROOT": str(place), "TRITON_CACHE_DIR": "/mine", "CUDA_VISIBLE_DEVICES": "1"}
+    found = look(place, environ | {"VLLM_DEEP_GEMM_WARMUP": "skip"}, data)
+    assert one(found, "settings").status is Status.OK
+    alone = look(place, {"TRITON_CACHE_DIR": "/mine"}, data)
+    assert "TRITON_CACHE_DIR='/mine' contradicts" in one(alone, "settings").value
+
+
 def test_a_refused_option(place: Path) -> None:
     found = look(place, data=RECIPE | {"engine": RECIPE["engine"] | {"enable-eplb": True}})
     check = one(found, "option")

@@ -21,6 +21,7 @@ from moet_w2.errors import CheckpointError, ConfigError
 from moet_w2.geometry import LayerGeometry
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+RECIPES = SCRIPTS.parent / "bench" / "recipes"
 GEOMETRY = LayerGeometry(64, 256, 128)
 PYTHON = sys.executable
 
@@ -110,12 +111,35 @@ def test_every_problem_has_its_line(launch, monkeypatch, tmp_path):
         assert sum(line.startswith(f"moet: error: {words}") for line in lines) == 1
 
 
-def test_a_variable_that_the_recipe_replaces_is_told(launch, monkeypatch):
+def test_a_variable_that_cache_root_replaces_is_told(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_WORDS", "a b")
+    monkeypatch.setenv("CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    result, served_with = launch(), str(tmp_path / "jit" / "triton")
+    # torch, imported by other tests, may have set another of these variables.
+    said = f"moet: note: TRITON_CACHE_DIR='/mine' is exported, {served_with!r} is served with"
+    assert said in result.err.splitlines() and "SOME_WORDS" not in result.err
+    assert result.started[0][2]["TRITON_CACHE_DIR"] == served_with
+
+
+def test_refuses_a_variable_that_contradicts_the_recipe_s_environment(launch, monkeypatch):
     monkeypatch.setenv("SOME_THREADS", "3")
     result = launch()
-    assert result.err == "moet: note: SOME_THREADS='3' is exported, '2' is served with\n"
-    assert result.started[0][2]["SOME_THREADS"] == "2"
+    assert result.code == 2 and result.started == [] and result.out == ""
+    said = "SOME_THREADS='3' contradicts the recipe's '2'; unset it or change the recipe"
+    assert result.err.splitlines()[0] == f"moet: error: settings: {said}"
+    assert "would be refused by: settings; why: " in launch("--dry-run").err
+    monkeypatch.setenv("SOME_THREADS", "2")
+    assert launch().err == ""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_what_a_gpu_site_exports_contradicts_no_recipe(name):
+    """bench/gpu_site.py writes it into env.sh, which is sourced before `moet serve`."""
+    text = (RECIPES.parent / "gpu_site.py").read_text()
+    given = recipe.load(RECIPES / f"{name}.yaml").environment
+    for variable, value in re.findall(r"\b(VLLM_\w+)=(\w+)", text):
+        assert given.get(variable, value) == value
 
 
 def test_leaves_a_note_for_the_validation(launch, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def _recipe(subject: Subject) -> list[Check]:
     reports: list[Any] = []
     homes: list[Any] = []
 
-    def look_at_settings() -> Check:
+    def look_at_settings() -> Iterator[Check]:
         settings.append(launch_checks.check_settings(command, environ))
         return launch.check_settings(subject)
 

@@ -33,10 +33,20 @@ def check_refusals(subject: Subject) -> Iterator[Check]:
         )
 
 
-def check_settings(subject: Subject) -> Check:
-    """What the settings are, after they held against the environment."""
-    given = sum(name.startswith(envs.PREFIX) for name in subject.served_environ)
-    return ok("settings", f"{given} variables {envs.PREFIX}*: known, well formed, as the recipe has them")
+def check_settings(subject: Subject) -> Iterator[Check]:
+    """What the settings are, after they held against the environment; then the recipe's own variables against it."""
+    contradicted = {
+        name: value
+        for name, value in subject.recipe.environment.items()
+        # What the launcher's own variables replace (CACHE_ROOT, CUDA_VISIBLE_DEVICES) is no more the recipe's word.
+        if subject.command.env[name] == value != (subject.environ.get(name) or value)
+    }
+    for name, value in contradicted.items():
+        told = f"{name}={subject.environ[name]!r} contradicts the recipe's {value!r}"
+        yield fail("settings", told, "unset it or change the recipe")
+    if not contradicted:
+        given = sum(name.startswith(envs.PREFIX) for name in subject.served_environ)
+        yield ok("settings", f"{given} variables {envs.PREFIX}*: known, well formed, as the recipe has them")
 
 
 def look_for_shards(folder: Path) -> None:
