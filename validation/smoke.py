@@ -109,8 +109,8 @@ def _line(found: dict[str, Any]) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="validate-api.sh", description=__doc__)
     target.add_arguments(parser)
-    parser.add_argument("--health-timeout", type=float, default=30, metavar="SECONDS")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="of one request")
+    parser.add_argument("--health-timeout", type=target.seconds, default=30, metavar="SECONDS")
+    parser.add_argument("--timeout", type=target.seconds, default=300, metavar="SECONDS", help="of one request")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     return parser.parse_args(argv)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from moet_w2.errors import ConfigError
 from moet_w2.overrides import DEFAULT_HOST, DEFAULT_PORT
 from moet_w2.recipe import Expect, Recipe, W2Section, load
 
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 86400
 FLAGS_WITHOUT_RECIPE = ("model", "max_model_len", "mapped_layers", "mapped_bytes", "w2_layers", "audit")
 
 
@@ -47,6 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mapped-bytes", type=int, metavar="N")
     parser.add_argument("--audit", type=Path, metavar="FILE", help="audit file of the server")
     parser.add_argument("--no-audit", action="store_true", help="the server runs without W2 (--stock)")
+
+
+def seconds(text: str) -> float:
+    """A time limit that a flag gives. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not SHORTEST_SECONDS <= value <= LONGEST_SECONDS:  # nan is not within either
+        raise argparse.ArgumentTypeError(f"{text!r} is not from {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g} seconds")
+    return value
 
 
 def flags() -> list[str]:

@@ -65,7 +65,9 @@ def parser_of(prog: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--output-dir", type=Path, metavar="DIR", help=f"a new dated folder is made there; default: {live.OUTPUT}"
     )
-    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="without a byte; default: 1800")
+    parser.add_argument(
+        "--timeout", type=target.seconds, default=1800, metavar="SECONDS", help="without a byte; default: 1800"
+    )
     target.add_arguments(parser)
     return parser
 

@@ -55,6 +55,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise ReplayError(f"{path} is no manifest of {SCHEMA} {VERSION}; record it again")
     if document != _sealed({name: value for name, value in document.items() if name != "seal"}):
         raise ReplayError(f"{path} was changed after it was sealed; record it again")
+    if not (folder / RECORDS).is_file():
+        raise ReplayError(f"{folder / RECORDS} is gone, and with it what was answered; put it back, or begin a new run")
     if "outcome" in document and document["records_sha256"] != digest.of_file(folder / RECORDS):
         raise ReplayError(f"{folder / RECORDS} is not what the manifest was sealed over; record it again")
     return document

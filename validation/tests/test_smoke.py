@@ -334,6 +334,15 @@ def test_too_little_or_wrong_is_given(stage, flags, words):
     assert result.err.startswith("validate: error: ") and words in result.err and result.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--timeout", "--health-timeout"])
+@pytest.mark.parametrize("value", ["nan", "0", "-1", "1e30"])
+def test_a_time_that_is_none_is_refused(stage, capsys, flag, value):
+    with pytest.raises(SystemExit) as raised:
+        stage.run(f"{flag}={value}")
+    told = capsys.readouterr().err
+    assert raised.value.code == 2 and f"argument {flag}: {value!r} is not from 0.001 to 86400 seconds\n" in told
+
+
 def test_a_note_of_another_recipe_says_nothing_about_this_one(stage, tmp_path):
     other = tmp_path / "bench" / "recipes" / "other.yaml"
     other.write_text(stage.path.read_text().replace("name: demo-cpu", "name: other"))

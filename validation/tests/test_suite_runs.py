@@ -316,6 +316,27 @@ def test_a_record_edited_during_an_interruption_is_caught(stage):
     assert result.code == 2 and "line 1 was changed after it was recorded" in result.err
 
 
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("verb", ["--resume", "--replay"])
+def test_records_that_are_gone_are_told(stage, verb, complete):
+    folder = stage.run().folders[0] if complete else interrupted(stage)
+    (folder / rundir.RECORDS).unlink()
+    asked = len(stage.script.requests)
+    result = stage.run(verb, str(folder))
+    assert result.code == 2 and len(stage.script.requests) == asked
+    told = "is gone, and with it what was answered; put it back, or begin a new run"
+    assert result.err == f"tools: error: {folder / rundir.RECORDS} {told}\n"
+    assert not (folder / rundir.RECORDS).exists()
+
+
+@pytest.mark.parametrize("value", ["nan", "0", "-1", "1e30", "inf", "soon"])
+def test_a_timeout_that_is_none_is_refused(stage, capsys, value):
+    with pytest.raises(SystemExit) as raised:
+        stage.run(f"--timeout={value}")
+    assert raised.value.code == 2 and not stage.script.requests
+    assert f"argument --timeout: {value!r} is not from 0.001 to 86400 seconds\n" in capsys.readouterr().err
+
+
 def test_a_run_is_held_by_one_process(stage):
     folder = interrupted(stage)
     with rundir.held(folder):
