@@ -30,6 +30,7 @@ import facts
 from runner import boxes, compare, lint, load, render, tables
 from runner.fault import BenchError
 from runner.library import RESULTS, Library
+from runner.output import unwritable
 
 from moet_w2 import command, overrides
 from moet_w2.errors import MoetError
@@ -104,6 +105,7 @@ def _run(args: argparse.Namespace, library: Library) -> int:
             f"recipe {recipe.name} is not for box {box.name}, which serves {', '.join(box.recipes) or 'none'}"
         )
     out = args.out or library.root / RESULTS / f"serving_{recipe.name}_{box.name}.json"
+    _check_out(out)
     # Relative paths, since the result tells the command.
     named = os.path.relpath(recipe.file, library.root.resolve())
     serving = [sys.executable, str(Path(__file__).with_name("serving.py")), "--recipe", named]
@@ -113,6 +115,8 @@ def _run(args: argparse.Namespace, library: Library) -> int:
 
 
 def _load(args: argparse.Namespace, library: Library) -> int:
+    if args.out:
+        _check_out(args.out)
     recipe, here = _recipe(args.recipe, library), overrides.read(os.environ)
     asked = load.Load(
         base_url=(args.base_url or command.render(recipe, here).base_url).rstrip("/"),
@@ -161,6 +165,12 @@ def _lint(args: argparse.Namespace, library: Library) -> int:
     found = lint.check(library)
     print("\n".join([*map(str, found), lint.summary(found, library.root)]))
     return int(any(finding.fault for finding in found))
+
+
+def _check_out(path: Path) -> None:
+    """Before anything starts: a measurement that nobody can keep is none."""
+    if why := unwritable(path):
+        raise BenchError(why)
 
 
 def _recipe(name: str, library: Library) -> Recipe:

@@ -46,6 +46,7 @@ import link_reads
 import yaml
 from prefill_progress import Progress
 from runner.gauges import Gauges
+from runner.output import unwritable
 from serving_client import Client, decode, growth
 from serving_memory import Held, Memory, gpu_memory, occupied
 from serving_server import Server, kv_cache, logged, moet_command
@@ -366,6 +367,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="write a result file")
     args = parser.parse_args()
+    if args.out is not None and (found := unwritable(args.out)):
+        raise SystemExit(found)
     if args.without_speculation:
         args.recipe = without_speculation(args.recipe, WORK)
     recipe = load(args.recipe, args.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import bench_samples as samples
 import cli
 import pytest
+import serving
 from bench_samples import facts
 from runner import load as loads
 from runner import tables
@@ -175,6 +177,44 @@ def test_run_hands_the_recipe_and_the_box_s_limit_to_serving(root: Path, on_h200
     )
     assert cli.main(["run", "--recipe", "h200-300k", "--", "--budget", "60"], root) == 3
     assert ran[1].count("--budget") == 1
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("", "it is a folder"),
+        ("file/below.json", "File exists"),
+        ("/proc/x/y.json", "No such file or directory"),
+        ("locked.json", "it may not be overwritten"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "load", "serving"])
+def test_nothing_is_measured_for_a_result_that_cannot_be_written(
+    root: Path, on_h200, monkeypatch, capsys, out: str, why: str, verb: str
+) -> None:
+    for name in ("file", "locked.json"):
+        (root / name).touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(cli.subprocess, "call", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr(loads, "run", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serving, "load", lambda *_: pytest.fail("it was started"))
+    path = root / out
+    said = f"--out {path} cannot be written ({why}); name a file in a folder that can be written"
+    words = ["--recipe", "h200-300k", "--out", str(path)]
+    if verb == "serving":
+        monkeypatch.setattr(sys, "argv", ["serving.py", *words])
+        with pytest.raises(SystemExit) as ended:
+            serving.main()
+        assert str(ended.value) == said
+    else:
+        assert cli.main([verb, *words], root) == 2
+        assert capsys.readouterr().err == f"bench: error: {said}\n"
+
+
+def test_a_folder_that_is_not_there_yet_is_made_for_the_result(root: Path, on_h200, monkeypatch) -> None:
+    monkeypatch.setattr(cli.subprocess, "call", lambda command, cwd: 0)
+    assert cli.main(["run", "--recipe", "h200-300k", "--out", str(root / "new" / "one.json")], root) == 0
+    assert list((root / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize(
