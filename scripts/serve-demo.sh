@@ -17,6 +17,7 @@ RECIPE="$MOET_ROOT/bench/recipes/demo-cpu.yaml"
 RUN_DIR="${MOET_RUN_DIR:-$MOET_ROOT/.native/run/demo}"
 PID_FILE="$RUN_DIR/server.pid"
 LOG="$RUN_DIR/server.log"
+READY_SECONDS="${MOET_READY_SECONDS:-300}"
 STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
 
 start() {
@@ -37,7 +38,7 @@ start() {
   printf '%s\n' "$pid" >"$PID_FILE"
   trap 'stop "$env" || true' EXIT
   seconds="$(PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready \
-    --base-url "$url" --timeout "${MOET_READY_SECONDS:-300}" --pid "$pid")" || status=$?
+    --base-url "$url" --timeout "$READY_SECONDS" --pid "$pid")" || status=$?
   ((status != 130)) || exit 130 # interrupted, and said so
   if ((status != 0)); then
     # An error of ours is one line somewhere in a worker's traceback; without one, the end of the log must do.
@@ -64,8 +65,23 @@ stop() {
   return "$status"
 }
 
+# check_seconds NAME VALUE: before anything is started or stopped by it.
+check_seconds() {
+  [[ "$2" =~ ^[0-9]+(\.[0-9]+)?$ ]] || die 2 "$1=$2 is no number of seconds; give one, such as 60, or unset it"
+}
+
 main() {
   local env
+  case "${1:-}" in
+    --background)
+      check_seconds MOET_READY_SECONDS "$READY_SECONDS"
+      check_seconds MOET_STOP_SECONDS "$STOP_SECONDS" # a server that is not ready in time is stopped
+      ;;
+    --stop)
+      (($# == 1)) || die 2 "--stop takes nothing after it, got: ${*:2}; nothing was stopped"
+      check_seconds MOET_STOP_SECONDS "$STOP_SECONDS"
+      ;;
+  esac
   env="$(serving_env cpu)"
   export W2_AUDIT_PATH="${W2_AUDIT_PATH:-$RUN_DIR/audit.json}"
   case "${1:-}" in
