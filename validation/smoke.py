@@ -33,10 +33,12 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """
     args = _parse(argv)
     try:
-        aim = target.resolve(args, root, os.environ.get("VLLM_API_KEY"))
+        aim = target.resolve(args, root, os.environ)
     except MoetError as error:
         print(f"validate: error: {error}", file=sys.stderr)
         return 2
+    if not args.json:
+        print(f"validate: {aim.base_url} (by {aim.named_by}), recipe {aim.recipe.name}", flush=True)
     client = openai.OpenAI(
         base_url=f"{aim.base_url}/v1", api_key=aim.api_key or "none", max_retries=0, timeout=args.timeout
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moet_w2 import config, served
+from moet_w2 import api_key, command, config, overrides, served
 from moet_w2.errors import ConfigError
-from moet_w2.overrides import DEFAULT_HOST, DEFAULT_PORT
 from moet_w2.recipe import Expect, Recipe, W2Section, load
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 86400
@@ -22,6 +22,7 @@ class Target:
 
     Attributes:
         base_url: URL of the API, without /v1.
+        named_by: what said so.
         model: the served name it must have.
         recipe: expectations; its ``expect`` and ``w2`` sections judge the audit.
         audit_path: audit file to judge, or None when the server runs without W2.
@@ -30,6 +31,7 @@ class Target:
     """
 
     base_url: str
+    named_by: str
     model: str
     recipe: Recipe
     audit_path: Path | None
@@ -40,7 +42,7 @@ class Target:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that name a server and its expectations; each overrides the recipe's value."""
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="default: the recipe that served last")
-    parser.add_argument("--base-url", metavar="URL", help="default: where that recipe was served")
+    parser.add_argument("--base-url", metavar="URL", help="default: by HOST and PORT, else where it was served")
     parser.add_argument("--model", metavar="NAME", help="served name")
     parser.add_argument("--max-model-len", type=int, metavar="N")
     parser.add_argument("--w2-layers", type=int, metavar="N", help="number of W2 layers")
@@ -69,11 +71,11 @@ def flags() -> list[str]:
     return list(vars(parser.parse_args([])))
 
 
-def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target:
-    """Put flags, recipe and the note of what was served together; flags win, then the note.
+def resolve(args: argparse.Namespace, root: Path, environ: Mapping[str, str]) -> Target:
+    """Put flags, recipe, HOST and PORT, and the note of what was served together; flags win, the note comes last.
 
     Raises:
-        MoetError: the recipe is malformed, or too little is given.
+        MoetError: the recipe or PORT is malformed, or too little is given.
     """
     note = served.read(root)
     path = args.recipe or (Path(note.recipe) if note else None)
@@ -89,14 +91,29 @@ def resolve(args: argparse.Namespace, root: Path, api_key: str | None) -> Target
     default_audit = recipe.root / ".native" / "run" / recipe.name / "audit.json"
     noted_audit = Path(note.audit_path) if note and note.audit_path else None
     audit_path = args.audit or (noted_audit if note else default_audit)
+    base_url, named_by = _address(args, recipe, environ, note)
     return Target(
-        base_url=(args.base_url or (note.base_url if note else f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")).rstrip("/"),
+        base_url=base_url.rstrip("/"),
+        named_by=named_by,
         model=args.model or (note.model if note else recipe.model.served_name),
         recipe=_overridden(recipe, args),
         audit_path=None if args.no_audit else audit_path,
         stale=stale,
-        api_key=api_key,
+        api_key=environ.get(api_key.VARIABLE),
     )
+
+
+def _address(
+    args: argparse.Namespace, recipe: Recipe, environ: Mapping[str, str], note: served.Served | None
+) -> tuple[str, str]:
+    """The API's URL, and what named it. HOST and PORT are taken as the launchers take them."""
+    named = [name for name in ("HOST", "PORT") if environ.get(name)]
+    if args.base_url:
+        return args.base_url, "--base-url"
+    if note and not named:
+        return note.base_url, "what was served last"
+    here = overrides.read(environ) if named else overrides.Overrides()
+    return command.render(recipe, here).base_url, " and ".join(named) or "default"
 
 
 def _overridden(recipe: Recipe, args: argparse.Namespace) -> Recipe:

@@ -36,7 +36,7 @@ def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
     Raises:
         MoetError: it cannot be run, or no further; what was recorded so far stays.
     """
-    aim = target.resolve(args, root, os.environ.get("VLLM_API_KEY"))
+    aim = target.resolve(args, root, os.environ)
     server = Server(aim.base_url, aim.api_key, args.timeout)
     found = preflight.examine(server, aim)
     if args.resume:
@@ -49,7 +49,8 @@ def run(suite: Suite, args: argparse.Namespace, told: str, root: Path) -> int:
         document = manifest.opened(_plan(suite, named, planned, found, options, args.only, cases, told))
         folder = rundir.create(args.output_dir or root / OUTPUT, _name(suite, named))
         manifest.write(folder, document)
-    progress.tell(f"{suite.name}: {len(planned.invocations)} invocations into {folder}")
+    asked = f"{len(planned.invocations)} invocations of {aim.base_url} (by {aim.named_by})"
+    progress.tell(f"{suite.name}: {asked} into {folder}")
     for name, reason in planned.left_out.items():
         progress.tell(f"      left out: {name}: {reason}")
     with rundir.held(folder):

@@ -73,7 +73,7 @@ def _limit(server: Server, target: Target) -> int:
     except Refusal:
         raise
     except ServerError as error:
-        raise ServerError(f"{error}; start the server, or name it by --base-url") from None
+        raise ServerError(f"{error}; start the server, or name it by --base-url or HOST and PORT") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ServerError(f"{server.base_url}/v1/models is no list of models ({error!r})") from None
     if target.model not in cards:

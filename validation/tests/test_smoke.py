@@ -31,7 +31,8 @@ def right_audit():
 def stage(tmp_path, monkeypatch, capsys, right_audit):
     """A checkout whose server is right in everything; ``run`` validates it, as spoiled by the test."""
     monkeypatch.setattr(checks, "IMPORTS", IMPORTS_OK)
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    for name in ("HOST", "PORT", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     path = tmp_path / "bench" / "recipes" / DEMO.name
     path.parent.mkdir(parents=True)
     shutil.copy(DEMO, path)
@@ -64,8 +65,10 @@ def failed(result: Namespace, check: str, *words: str) -> None:
 
 
 def lines(result: Namespace) -> list[tuple[str, str]]:
-    """(mark, check) of each line: ".." as it starts, "ok" as it has passed."""
-    return [tuple(line.split()[:2]) for line in result.out.splitlines()]
+    """(mark, check) of each line after the first: ".." as it starts, "ok" as it has passed."""
+    first, *rest = result.out.splitlines()
+    assert first.startswith("validate: http://")
+    return [tuple(line.split()[:2]) for line in rest]
 
 
 def test_everything_holds(stage):
@@ -341,6 +344,34 @@ def test_a_time_that_is_none_is_refused(stage, capsys, flag, value):
         stage.run(f"{flag}={value}")
     told = capsys.readouterr().err
     assert raised.value.code == 2 and f"argument {flag}: {value!r} is not from 0.001 to 86400 seconds\n" in told
+
+
+def test_host_and_port_name_the_server_as_they_do_for_the_launchers(stage, monkeypatch):
+    """They come before the note of what was served last, and after --base-url."""
+    recipe_words = ["--recipe", str(stage.path), "--health-timeout", "0.1"]
+    monkeypatch.setenv("PORT", "9")
+    failed(stage.run("--health-timeout", "0.1"), "health", "http://127.0.0.1:9/health gave no 200")
+    monkeypatch.setenv("HOST", "0.0.0.0")
+    for note in (True, False):
+        result = stage.run(*recipe_words, note=note)
+        failed(result, "health", "http://127.0.0.1:9/health gave no 200")
+        assert result.out.startswith("validate: http://127.0.0.1:9 (by HOST and PORT), recipe demo-cpu\n")
+    monkeypatch.setenv("HOST", "::1")
+    failed(stage.run(*recipe_words), "health", "http://[::1]:9/health gave no 200")
+    result = stage.run("--base-url", "URL")
+    assert result.code == 0 and "(by --base-url)" in result.out.splitlines()[0]
+
+
+def test_the_server_that_was_served_last_is_told_as_such(stage, monkeypatch):
+    monkeypatch.setenv("PORT", "")
+    assert "(by what was served last)" in stage.run().out.splitlines()[0]
+
+
+@pytest.mark.parametrize(("port", "words"), [("80x", "PORT='80x' is not a port"), ("70000", "PORT=70000 is out of")])
+def test_a_port_that_is_none_is_refused(stage, monkeypatch, port, words):
+    monkeypatch.setenv("PORT", port)
+    result = stage.run()
+    assert result.code == 2 and result.out == "" and words in result.err
 
 
 def test_a_note_of_another_recipe_says_nothing_about_this_one(stage, tmp_path):

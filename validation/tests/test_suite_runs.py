@@ -59,7 +59,8 @@ def audit():
 @pytest.fixture
 def stage(tmp_path, monkeypatch, capsys, audit):
     """A checkout that has served the demo recipe; ``run`` runs a suite (the tools') on a server with a script."""
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    for name in ("HOST", "PORT", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(facts, "provenance", lambda: {"time": "2027-01-01T00:00:00Z"})
     path = tmp_path / "bench" / "recipes" / DEMO.name
     path.parent.mkdir(parents=True)
@@ -376,6 +377,15 @@ def test_another_server_is_refused(stage, change, words):
     vars(stage.script).update(change)
     result = stage.run()
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+
+
+def test_a_port_names_the_server(stage, monkeypatch):
+    monkeypatch.setenv("PORT", "9")
+    result = stage.run()
+    assert result.code == 2 and "http://127.0.0.1:9 cannot be asked" in result.err
+    assert result.err.endswith("name it by --base-url or HOST and PORT\n")
+    monkeypatch.setenv("PORT", stage.url.rpartition(":")[2])
+    assert f"8 invocations of {stage.url} (by PORT) into" in stage.run().err
 
 
 def test_no_server_is_told(stage):
