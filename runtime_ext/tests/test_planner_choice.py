@@ -135,6 +135,7 @@ def test_without_a_link_no_layer_is_mapped():
         ({"correction_hits": -0.1}, "0 to 1"),
         ({"runtime_bytes": -1}, "runtime_bytes"),
         ({"decode_context": -1}, "decode_context"),
+        *(({name: float("nan")}, name) for name in ("others", "tokens_per_step", "correction_hits", "runtime_bytes")),
     ],
 )
 def test_assumptions_that_cannot_be(change, named):

@@ -13,12 +13,19 @@ from planner_support import RECIPES, ROOT
 from moet_w2 import cli, recipe
 from moet_w2.errors import MoetError, RecipeError
 from moet_w2.planner import commands, measure, memory, predict
+from moet_w2.planner.model import FLASH
 from moet_w2.planner.options import Number
 
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch):
     monkeypatch.setattr(measure, "CPU_BYTES", 8 << 20)
+
+
+def model_of(folder, **changed):
+    """A folder with the config.json of DeepSeek-V4-Flash, changed."""
+    (folder / "config.json").write_text(json.dumps(FLASH | {"model_type": "deepseek_v4"} | changed))
+    return folder
 
 
 def run(capsys, *options):
@@ -167,8 +174,36 @@ def test_no_card_of_the_table_runs_out_of_memory(capsys):
 def test_the_table_of_cards(capsys):
     code, printed = run(capsys, "--cards")
     assert code == 0 and "RTX 5090, 32 GB" in printed.out
-    code, printed = run(capsys, "--cards", "--json", "--context", "4096")
-    assert code == 0 and json.loads(printed.out)[0]["placement"]["mapped"] == [43, 44, 45]
+    rows = json.loads(run(capsys, "--cards", "--json")[1].out)
+    assert rows[0]["context"] == 65_536 and rows[0]["placement"]["mapped"] == [43, 44, 45]
+
+
+def test_the_table_of_cards_takes_a_context_and_a_host(capsys):
+    rows = json.loads(run(capsys, "--cards", "--json", "--context", "4096")[1].out)
+    assert {row["context"] for row in rows} == {4096} and rows[0]["placement"]["mapped"] == [44, 45]
+    whole = json.loads(run(capsys, "--cards", "--json")[1].out)
+    rows = json.loads(run(capsys, "--cards", "--json", "--host-gib", "32", "--pcie-gbs", "25")[1].out)
+    assert {row["machine"]["host_bytes"] for row in rows} == {32 << 30}
+    assert all(row["machine"]["link_gbs"] == 25 for row in rows)
+    assert [row["machine"]["hbm_gbs"] for row in rows] == [row["machine"]["hbm_gbs"] for row in whole]
+    assert sum(row["placement"] is None for row in rows) > sum(row["placement"] is None for row in whole)
+
+
+@pytest.mark.parametrize("drafts", ["0", "1", "4"])
+def test_the_table_of_cards_and_a_plan_agree(capsys, drafts):
+    options = ("--speculative", drafts, "--json")
+    rows = json.loads(run(capsys, "--cards", *options)[1].out)
+    row = next(row for row in rows if row["context"] == 300_000 and row["correction_bytes"])
+    plan = json.loads(run(capsys, *options)[1].out)
+    assert row["machine"] == plan["machine"] and row["placement"]["mapped"] == plan["chosen"]
+    assert row["placement"]["decode"] == plan["placements"][len(plan["chosen"])]["decode"]
+
+
+def test_no_routing_of_the_table_finds_fp4_where_there_is_no_pool(capsys):
+    rows = json.loads(run(capsys, "--cards", "--json", "--correction-hits", "0.5")[1].out)
+    plain = json.loads(run(capsys, "--cards", "--json")[1].out)
+    changed = [row["correction_bytes"] for row, other in zip(rows, plain, strict=True) if row != other]
+    assert changed and all(changed)
 
 
 def test_the_command_reads_a_checkpoint(capsys):
@@ -247,13 +282,112 @@ def test_every_number_has_a_range():
     assert all(isinstance(action.type, Number) for action in plan_actions())
 
 
+BESIDE = {
+    "context": ("--model",),
+    "decode-context": ("--model", "--context=16777216"),
+    "tokens-per-step": ("--speculative=64",),
+}
+"""What else the highest value of an option needs; a model, where that of all models is too short."""
+
+
 @pytest.mark.parametrize("end", ["low", "high"])
 @pytest.mark.parametrize("option", NUMBERS)
-def test_both_ends_of_a_range_make_a_plan(capsys, option, end):
+def test_both_ends_of_a_range_make_a_plan(capsys, tmp_path, option, end):
+    long = model_of(tmp_path, max_position_embeddings=1 << 24)
     action = next(each for each in plan_actions() if f"--{option}" in each.option_strings)
-    for others in ((), ("--vram-gib", "48", "--hbm-gbs", "100000")):
-        code, printed = run(capsys, *others, f"--{option}={getattr(action.type, end)}")
+    beside = [f"--model={long}" if each == "--model" else each for each in BESIDE.get(option, ())]
+    card = "--sm=9" if option == "cuda-gib" else "--vram-gib=48"
+    for others in ((), (card, "--hbm-gbs", "100000")):
+        code, printed = run(capsys, *others, *beside, f"--{option}={getattr(action.type, end)}")
         assert code in (0, 1) and not printed.err and not re.search(r"\b(nan|inf)\b", printed.out)
+
+
+CARDS_HAVE = "has no part in --cards, whose cards are given; leave one out"
+ONLY_JSON = "has no part in --compare, which takes only --json; leave one out"
+DEMO = ("--model", str(ROOT / "demo" / "checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *((("--cards", f"--{option}=9"), f"--{option} {CARDS_HAVE}") for option in ("vram-gib", "cuda-gib", "hbm-gbs")),
+        (("--cards", "--sm=9"), f"--sm {CARDS_HAVE}"),
+        (("--cards", "--measure"), f"--measure {CARDS_HAVE}"),
+        (("--cards", *PROFILE), f"--recipe {CARDS_HAVE}"),
+        (("--compare", "--cards"), f"--cards {ONLY_JSON}"),
+        (("--compare", "--measure"), f"--measure {ONLY_JSON}"),
+        (("--compare", *DEMO), f"--model {ONLY_JSON}"),
+        *((("--compare", f"--{option}=1"), f"--{option} {ONLY_JSON}") for option in NUMBERS),
+        (("--compare", "--speculative=0"), f"--speculative {ONLY_JSON}"),
+        (("--vram-gib=48", "--cuda-gib=90"), "--vram-gib and --cuda-gib both give the card's memory; leave one out"),
+        (("--seqs=1", "--others=0.3"), "--others is 0.3, but with one request there are none; give 0, or more --seqs"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(capsys, options, said):
+    code, printed = run(capsys, *options)
+    assert code == 2 and not printed.out and printed.err == f"moet: error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tokens-per-step=5.5",), "--tokens-per-step is 5.5, .* at most 4 drafts; give at most 5, or more drafts"),
+        (("--tokens-per-step=1.5", "--speculative=0"), "--tokens-per-step is 1.5, .* at most 0 drafts; give at most 1"),
+        (("--tokens-per-step=6", *PROFILE), "--tokens-per-step is 6, .* give at most 5"),
+        (("--tokens-per-step=2", *DEMO), "--tokens-per-step is 2, .* at most 0 drafts; give at most 1"),
+        (("--speculative=2", *DEMO), "--speculative is 2, but the model has no draft layers; give 0"),
+        (
+            ("--correction-hits=0.1", "--correction-gib=0"),
+            "--correction-hits is 0.1, .* pool of 0 bytes .*--correction-gib",
+        ),
+        (("--correction-hits=0.1", "--correction-gib=0.01", *PROFILE), "--correction-hits is 0.1, .* has no slot"),
+        (("--decode-context=300001",), "--decode-context is 300001, .* give at most 300000, .* --context"),
+        (("--decode-context=65537", "--cards"), "--decode-context is 65537, .* give at most 65536"),
+        (("--decode-context=524289", *PROFILE), "--decode-context is 524289, .* give at most 524288"),
+        (("--context=1048577",), "--context is 1048577, .* max_position_embeddings; give at most 1048576"),
+        (("--context=1048577", "--cards"), "--context is 1048577, .* give at most 1048576"),
+        (("--context=1048577", *PROFILE), "--context is 1048577, .* give at most 1048576"),
+        (("--context=16385", *DEMO), "--context is 16385, .* give at most 16384"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line(capsys, options, said):
+    code, printed = run(capsys, *options)
+    assert code == 2 and not printed.out and re.fullmatch(f"moet: error: {said}.*\n", printed.err)
+
+
+def test_bounds_themselves_make_a_plan(capsys):
+    for options in (
+        ("--tokens-per-step=5", "--decode-context=300000"),
+        ("--tokens-per-step=1", "--speculative=0", "--correction-gib=0", "--correction-hits=0"),
+        ("--context=1048576", *PROFILE),
+        ("--context=16384", *DEMO),
+        ("--seqs=1", "--others=0"),
+    ):
+        code, printed = run(capsys, *options)
+        assert code in (0, 1) and not printed.err
+
+
+def test_a_recipe_beyond_what_its_model_takes_is_refused(capsys, tmp_path):
+    path = tmp_path / "long.yaml"
+    path.write_text((RECIPES / "pro6000-512k.yaml").read_text().replace("524288", "2097152"))
+    code, printed = run(capsys, "--recipe", str(path))
+    assert code == 2 and f"{path}: engine.max-model-len is 2097152, " in printed.err and "1048576" in printed.err
+
+
+def test_what_is_not_given_is_what_can_be(capsys):
+    found = json.loads(run(capsys, *DEMO, "--json")[1].out)
+    assert found["placements"][0]["prefill_seconds"] > 0 and found["assumptions"]["decode_context"] == 2048
+    assert found == json.loads(run(capsys, *DEMO, "--json", "--context=16384", "--speculative=0")[1].out)
+    assert {row["context"] for row in json.loads(run(capsys, *DEMO, "--cards", "--json")[1].out)} == {16384}
+    found = json.loads(run(capsys, "--json", "--context=1024", "--speculative=1")[1].out)
+    assert found["assumptions"]["decode_context"] == 1024
+    assert found["placements"][0]["decode"]["1"]["tokens_per_step"] == 2
+
+
+def test_a_recipe_without_speculation_loads_no_draft_layer(capsys):
+    found = json.loads(run(capsys, *PROFILE, "--speculative=0", "--json")[1].out)
+    assert found["mapped"] == [42] and "DSpark but its routed experts" not in found["device_bytes"]
+    assert found["device_bytes"]["W2 planes, draft"] == 0 and found["decode"]["1"]["tokens_per_step"] == 1
 
 
 def test_no_link_is_zero(capsys):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, RecipeError
-from . import cards, choose, options, predict, report, reported
-from .machine import GIB, Machine, card
-from .model import FLASH, Model, from_config
-from .placements import DEFAULT, Assumptions, host_fault, with_room
-from .settings import Settings
+from ..errors import RecipeError
+from . import cards, choose, combinations, options, predict, report, reported, wish
+from .placements import host_fault, with_room
 
 
 def add_parser(commands: Any) -> None:
@@ -40,7 +36,9 @@ def add_parser(commands: Any) -> None:
     )
     machine.add_argument("--sm", type=options.MAJOR, metavar="N", help="major compute capability (12)")
     serving = parser.add_argument_group("serving")
-    serving.add_argument("--context", type=options.TOKENS, metavar="N", help="max-model-len (300000)")
+    serving.add_argument(
+        "--context", type=options.TOKENS, metavar="N", help="max-model-len (300000, or the model's most)"
+    )
     serving.add_argument(
         "--utilization",
         type=options.UTILIZATION,
@@ -67,7 +65,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--cards",
         action="store_true",
-        help="a table instead of one plan: cards on hosts with 128 GiB, and contexts",
+        help="a table instead of one plan: cards on hosts with 128 GiB or --host-gib, and contexts or --context",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -77,49 +75,59 @@ def run(args: argparse.Namespace) -> int:
     """Plan and print; 0, or 1 where nothing fits or the longest prompt runs out of memory.
 
     Raises:
-        MoetError: an option, the recipe or config.json cannot be used.
+        MoetError: options, the recipe or config.json cannot be used.
     """
     options.check(args)
+    combinations.check(args)
     if args.compare:
         rows = reported.compare()
         print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
         return 0
-    given = _assumptions(args)
     if args.cards:
-        keep = args.utilization is not None
-        found = list(cards.propose(_model(args), _settings(args, Settings()), given=given, keep=keep))
-        print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
-        return 0
-    machine, notes = _machine(args)
-    for note in () if args.json else notes:
-        print(note)
+        return _cards(args)
     if args.recipe is not None:
-        return _recipe(args, machine, given)
-    model, settings = _model(args), _settings(args, Settings())
-    if not settings.speculative:
-        model = replace(model, draft_layers=0)
+        return _recipe(args)
+    model, settings = wish.model_and_settings(args)
+    combinations.check_values(args, model, settings)
+    given = wish.assumptions(args, settings.context)
+    machine, notes = wish.machine(args)
     if args.utilization is None:
         settings = with_room(model, machine, settings, given)
     plan = choose.plan(model, machine, settings, given)
     if args.json:
         print(json.dumps(report.document(plan, machine, given) | {"measured": notes}, indent=2))
     else:
-        print(report.text(plan, machine))
+        print("\n".join([*notes, report.text(plan, machine)]))
     return 0 if plan.chosen and plan.chosen.memory.spare >= 0 else 1
 
 
-def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> int:
+def _cards(args: argparse.Namespace) -> int:
+    model, settings = wish.model_and_settings(args)
+    some, contexts = wish.table(args, model)
+    combinations.check_values(args, model, settings, contexts)
+    given = wish.assumptions(args, min(contexts))
+    found = list(cards.propose(model, settings, some, contexts, given, keep=args.utilization is not None))
+    print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
+    return 0
+
+
+def _recipe(args: argparse.Namespace) -> int:
     from .. import recipe as recipes
 
     loaded = recipes.load(args.recipe)
     if loaded.device is not None and loaded.device.kind != "cuda":
         raise RecipeError(f"{args.recipe}: made for a {loaded.device.kind}; the planner knows CUDA cards only")
     folder = args.model or loaded.model_path
-    config = _config(folder) if args.model or (folder / "config.json").is_file() else None
+    config = wish.config(folder) if args.model or (folder / "config.json").is_file() else None
     model, settings, mapped = predict.of_recipe(loaded, config)
-    settings = _settings(args, settings)
+    settings = wish.settings(args, settings)
+    combinations.check_values(args, model, settings)
+    if args.speculative == 0:
+        model, settings, mapped = wish.without_drafts(model, settings, mapped)
+    given = wish.assumptions(args, settings.context)
+    machine, notes = wish.machine(args)
     if loaded.device is not None and not args.measure:
-        machine = _made_for(loaded.device, machine, args)
+        machine = wish.made_for(loaded.device, machine, args)
     found = predict.predict(model, machine, settings, mapped, (), given=given)
     fault = host_fault(found.memory, machine, given)
     fits = found.memory.fits and fault is None
@@ -130,72 +138,6 @@ def _recipe(args: argparse.Namespace, machine: Machine, given: Assumptions) -> i
     if args.json:
         print(json.dumps(report.prediction_document(found, machine, mapped, given, fault, remedies), indent=2))
     else:
-        print(report.prediction_text(found, machine, mapped, settings.context, fault, remedies))
+        text = report.prediction_text(found, machine, mapped, settings.context, fault, remedies)
+        print("\n".join([*notes, text]))
     return 0 if fits and found.memory.spare >= 0 else 1
-
-
-def _made_for(device: Any, machine: Machine, args: argparse.Namespace) -> Machine:
-    """The machine, with what the recipe says of its card and no option names."""
-    changes: dict[str, Any] = {}
-    if device.vram_gib is not None and args.vram_gib is None and args.cuda_gib is None:
-        changes["cuda_bytes"] = int(device.vram_gib * GIB)
-    if device.capability is not None and args.sm is None:
-        changes["sm"] = max(int(each.partition(".")[0]) for each in device.capability)
-    return replace(machine, **changes)
-
-
-def _model(args: argparse.Namespace) -> Model:
-    return from_config(FLASH if args.model is None else _config(args.model))
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}; give the folder that holds config.json") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download it again") from None
-    if not isinstance(found, dict) or found.get("model_type") != "deepseek_v4":
-        raise CheckpointError(f"{path}: does not describe a deepseek_v4 model; plans are for those only")
-    return found
-
-
-def _machine(args: argparse.Namespace) -> tuple[Machine, tuple[str, ...]]:
-    notes: tuple[str, ...] = ()
-    machine = card()
-    if args.measure:
-        from . import measure
-
-        measured = measure.measure()
-        machine, notes = measured.machine, measured.notes
-    changes: dict[str, Any] = {}
-    if args.vram_gib is not None:
-        changes["cuda_bytes"] = card(args.vram_gib).cuda_bytes
-    if args.cuda_gib is not None:
-        changes["cuda_bytes"] = int(args.cuda_gib * GIB)
-    if args.host_gib is not None:
-        changes["host_bytes"] = int(args.host_gib * GIB)
-    if args.hbm_gbs is not None:
-        changes["hbm_gbs"] = args.hbm_gbs
-    if args.pcie_gbs is not None:
-        changes["link_gbs"] = args.pcie_gbs or None
-    if args.sm is not None:
-        changes["sm"] = args.sm
-    return replace(machine, **changes), notes
-
-
-def _settings(args: argparse.Namespace, base: Settings) -> Settings:
-    names = ("context", "utilization", "seqs", "batched", "speculative")
-    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if args.correction_gib is not None:
-        changes["correction_bytes"] = int(args.correction_gib * GIB)
-    return replace(base, **changes)
-
-
-def _assumptions(args: argparse.Namespace) -> Assumptions:
-    names = ("tokens_per_step", "correction_hits", "decode_context", "others")
-    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if args.runtime_gib is not None:
-        changes["runtime_bytes"] = int(args.runtime_gib * GIB)
-    return replace(DEFAULT, **changes)

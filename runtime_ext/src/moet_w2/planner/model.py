@@ -109,25 +109,29 @@ def from_config(config: Mapping[str, Any], draft_layers: int | None = None) -> M
     """
     layers = _positive(config, "num_hidden_layers")
     ratios = config.get("compress_ratios")
-    if not isinstance(ratios, list | tuple) or len(ratios) < layers or not set(ratios[:layers]) <= {0, 1, 4, 128}:
+    known = isinstance(ratios, list | tuple) and all(ratio in (0, 1, 4, 128) for ratio in ratios[:layers])
+    if not known or len(ratios) < layers:
         raise CheckpointError(
             f"config.json: compress_ratios = {ratios!r} must give 0, 4 or 128 for each of {layers} layers; "
             "give the config.json of a DeepSeek-V4 checkpoint"
         )
-    has_draft = bool(config.get("dspark_markov_rank"))
+    rank = _count(config, "dspark_markov_rank")
     if draft_layers is None:
-        draft_layers = (config.get("n_mtp_layers") or DSPARK_LAYERS) if has_draft else 0
+        draft_layers = (_count(config, "n_mtp_layers") or DSPARK_LAYERS) if rank else 0
+    taps = config.get("dspark_target_layer_ids") or (0,) * DSPARK_LAYERS
+    if not isinstance(taps, list | tuple):
+        raise CheckpointError(f"config.json: dspark_target_layer_ids = {taps!r}; a list of layers is needed")
     width = _positive(config, "moe_intermediate_size")
     positions = _positive(config, "max_position_embeddings")
     return Model(
         geometry=LayerGeometry(_positive(config, "n_routed_experts"), _positive(config, "hidden_size"), width),
         top_k=_positive(config, "num_experts_per_tok"),
-        shared_width=width * (config.get("n_shared_experts") or 0),
+        shared_width=width * _count(config, "n_shared_experts"),
         compress_ratios=tuple(0 if ratio == 1 else ratio for ratio in ratios[:layers]),
-        hash_layers=config.get("num_hash_layers") or 0,
+        hash_layers=_count(config, "num_hash_layers"),
         draft_layers=draft_layers,
-        taps=len(config.get("dspark_target_layer_ids") or (0,) * DSPARK_LAYERS),
-        markov_rank=config.get("dspark_markov_rank") or 0,
+        taps=len(taps),
+        markov_rank=rank,
         vocab=_positive(config, "vocab_size"),
         heads=_positive(config, "num_attention_heads"),
         head_dim=_positive(config, "head_dim"),
@@ -148,4 +152,14 @@ def _positive(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
         raise CheckpointError(f"config.json: {name} = {value!r}; a positive integer is needed")
+    return value
+
+
+def _count(config: Mapping[str, Any], name: str) -> int:
+    """An integer that may be missing, which is 0."""
+    value = config.get(name)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise CheckpointError(f"config.json: {name} = {value!r}; an integer of at least 0 is needed")
     return value

@@ -78,8 +78,16 @@ def check(args: argparse.Namespace) -> None:
     """
     for name, value in vars(args).items():
         if isinstance(value, Refused):
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{option} is {value.text!r}; give {value.allowed}")
+            raise ConfigError(f"{option(name)} is {value.text!r}; give {value.allowed}")
+
+
+def option(name: str) -> str:
+    """An option as it is typed.
+
+    Args:
+        name: its name among parsed options.
+    """
+    return "--" + name.replace("_", "-")
 
 
 GIBS = Number(0.001, 65536)

@@ -68,7 +68,8 @@ class Assumptions:
             ("decode_context", 0, None),
         ):
             value = getattr(self, name)
-            if value is not None and (value < low or (high is not None and value > high)):
+            # Comparisons with nan are false, so it is refused like any other.
+            if value is not None and not (low <= value and (high is None or value <= high)):
                 allowed = f"at least {low}" if high is None else f"{low} to {high}"
                 raise ConfigError(f"{name} is {value}; {allowed} is what it can be")
 

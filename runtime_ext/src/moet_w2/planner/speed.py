@@ -125,7 +125,7 @@ def decode(
     }
     per_step = load.tokens_per_step
     if per_step is None:
-        per_step = TOKENS_PER_STEP if drafts else 1.0
+        per_step = min(TOKENS_PER_STEP, settings.query) if drafts else 1.0
     return Decode(seconds, per_step, load.requests, link_bytes)
 
 
@@ -143,10 +143,11 @@ def mapped_bytes(model: Model, tokens: float, hits: float = 0.0) -> float:
 
 def hit_rate(model: Model, settings: Settings, load: Load) -> float:
     """Share of routings that find FP4: as given, else slots over experts, which is what uniform routing gives."""
-    if load.correction_hits is not None:
+    slots = settings.slots(model)
+    if load.correction_hits is not None and slots:
         return load.correction_hits
     eligible = model.geometry.experts * (model.layers - len(settings.uncorrected(model)))
-    return settings.slots(model) / eligible if eligible else 0.0
+    return slots / eligible if eligible else 0.0
 
 
 def dense_bytes(model: Model, settings: Settings) -> int:
