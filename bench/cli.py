@@ -174,8 +174,10 @@ def _check_out(path: Path) -> None:
 
 
 def _recipe(name: str, library: Library) -> Recipe:
-    recipe = library.recipes.get(Path(name).stem)
+    recipe = library.recipes.get(stem := Path(name).stem)
     if recipe is None:
+        if untracked := library.untracked_recipes.get(stem):
+            raise BenchError(f"{untracked.where}: {untracked.what}")
         raise BenchError(f"there is no recipe {name!r}; name one of {', '.join(library.recipes)}")
     if not isinstance(recipe, Recipe):
         raise recipe

@@ -19,8 +19,9 @@ from moet_w2.recipe import Recipe
 
 from . import boxes
 from .boxes import Box
-from .fault import BenchError
+from .fault import BenchError, Finding
 
+RECIPES = Path("bench") / "recipes"
 RESULTS = Path("bench") / "results"
 HELD = RESULTS / "held"
 """Servers on a card that was held to another one's memory: what fits, beside the rates of no table."""
@@ -121,12 +122,20 @@ class Library:
     def recipes(self) -> dict[str, Recipe | MoetError]:
         """Every recipe by the name of its file, or why it cannot be read."""
         found: dict[str, Recipe | MoetError] = {}
-        for path in self.tracked(Path("bench") / "recipes", "*.yaml"):
+        for path in self.tracked(RECIPES, "*.yaml"):
             try:
                 found[path.stem] = recipes.load(self.root / path, self.root)
             except MoetError as error:
                 found[path.stem] = error
         return found
+
+    @cached_property
+    def untracked_recipes(self) -> dict[str, Finding]:
+        """By the name of its file, what is to be told of each recipe that lies there and that git does not know."""
+        known = self.tracked(RECIPES, "*.yaml")
+        paths = (path.relative_to(self.root) for path in sorted((self.root / RECIPES).glob("*.yaml")))
+        said = "it is there, but git does not know it, and only what git knows is measured; git add"
+        return {path.stem: Finding(str(path), f"{said} {path}", fault=False) for path in paths if path not in known}
 
     def digest_now(self, configuration: str) -> str | None:
         """Digest of the recipe of a served configuration as it is in this tree, or None where there is none."""

@@ -31,6 +31,7 @@ def _recipes(library: Library) -> Iterator[Finding]:
             yield Finding(where, str(recipe))
         elif recipe.name != name:
             yield Finding(where, f"name = {recipe.name!r}; name a recipe as its file, {name!r}")
+    yield from library.untracked_recipes.values()
 
 
 def _boxes(library: Library) -> Iterator[Finding]:

@@ -235,6 +235,28 @@ def test_bad_usage_is_one_line(root: Path, on_h200, capsys, arguments: list[str]
     assert line.startswith("bench: error: ") and re.search(said, line)
 
 
+def test_a_recipe_that_git_does_not_know_is_told_so(root: Path, on_h200, monkeypatch, capsys) -> None:
+    recipes = root / "bench" / "recipes"
+    git = ["git", "-C", str(root)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "bench"], check=True)
+    box = root / "bench" / "boxes" / "h200.yaml"
+    box.write_text(box.read_text().replace("recipes: [", "recipes: [mine, "))
+    (recipes / "mine.yaml").write_text(
+        (recipes / "h200-300k.yaml").read_text().replace("name: h200-300k", "name: mine")
+    )
+    said = "it is there, but git does not know it, and only what git knows is measured; git add"
+    line = f"bench/recipes/mine.yaml: {said} bench/recipes/mine.yaml"
+    assert cli.main(["run", "--recipe", "mine"], root) == 2
+    assert capsys.readouterr().err == f"bench: error: {line}\n"
+    cli.main(["lint"], root)
+    assert f"note   {line}" in capsys.readouterr().out.splitlines()
+    subprocess.run([*git, *line.split("; git ")[1].split()], check=True)
+    monkeypatch.setattr(cli.subprocess, "call", lambda command, cwd: 0)
+    assert cli.main(["run", "--recipe", "mine"], root) == 0
+    assert cli.main(["lint"], root) == 0 and "git does not know" not in capsys.readouterr().out
+
+
 def test_a_machine_that_no_box_describes_is_told_so(root: Path, monkeypatch, capsys) -> None:
     hardware = samples.HARDWARE | {"gpu": "NVIDIA Abacus"}
     monkeypatch.setattr(cli.facts, "provenance", lambda: {"hardware": hardware})
