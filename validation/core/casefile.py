@@ -64,11 +64,12 @@ def locate(suite: str, name: str) -> Path:
     return Path(name) if name.endswith(".yaml") else CASES / suite / f"{name}.yaml"
 
 
-def load(model: type[CaseSet], path: Path) -> tuple[Any, dict[str, str]]:
-    """Read and check a case set.
+def load(model: type[Section], path: Path, what: str = "case set") -> tuple[Any, dict[str, str]]:
+    """Read and check a case set, or another file that is checked in the same way.
 
     Args:
         model: the suite's model; its ``files`` (a list of names beside the set), where it has one, are digested too.
+        what: the file, for an error.
 
     Returns:
         the set and, by file name, sha256.
@@ -80,12 +81,17 @@ def load(model: type[CaseSet], path: Path) -> tuple[Any, dict[str, str]]:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=recipe_errors.UniqueKeyLoader)
         found = model.model_validate(data)
     except OSError as error:
-        raise CaseError(f"{path}: {error.strerror}; name a case set that is there") from None
+        raise CaseError(f"{path}: {error.strerror}; name a {what} that is there") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CaseError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "the file"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise CaseError(f"{path}: {place}: {problem['msg']}{more}") from None
+        raise CaseError(f"{path}: {first_problem(error)}") from None
     return found, {path.name: digest.of_file(path)}
+
+
+def first_problem(error: ValidationError) -> str:
+    """What a model does not take, and where, in one line; further ones are counted."""
+    problem = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in problem["loc"]) or "the file"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{place}: {problem['msg']}{more}"

@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 from moet_w2 import recipe_errors
 
 from .answer import Answer
-from .casefile import Section, Text
+from .casefile import Section, Text, first_problem
 from .errors import ReplayError
 from .talk import Record
 from .wire import Exchange
@@ -72,9 +72,13 @@ def load(path: Path) -> Derived:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=recipe_errors.UniqueKeyLoader)
         return Derived.model_validate(data)
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValidationError as error:
+        reason = first_problem(error)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ReplayError(f"{path} is no derived recording: {reason}") from None
+    raise ReplayError(f"{path} is no derived recording: {reason}; name a run's folder, or a file that is one")
 
 
 def apply(records: dict[str, Record], edits: list[Edit]) -> dict[str, Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import casefile, plan
-from .errors import ReplayError, RunError
+from .errors import CaseError, ReplayError, RunError
 from .plan import Planned, Suite
 
 
@@ -24,6 +24,9 @@ def prepare(
         CaseError, RunError: they cannot be had.
     """
     path = casefile.locate(suite.name, name)
+    if not name.endswith(".yaml") and not path.is_file():
+        what = "name a case set that is there: full, demo, or a file that ends in .yaml"
+        raise CaseError(f"{suite.name} has no cases {name!r}; {what}")
     cases, files = casefile.load(suite.cases, path)
     planned = suite.plan(cases, options, limit)
     plan.unique(planned.invocations)

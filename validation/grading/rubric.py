@@ -65,7 +65,7 @@ class Sheet(Section):
 
 def load(path: Path = RUBRIC) -> tuple[Rubric, str]:
     """The rubric and its sha256. Raises CaseError if it is malformed."""
-    rubric, digests = casefile.load(Rubric, path)
+    rubric, digests = casefile.load(Rubric, path, "rubric")
     return rubric, digests[path.name]
 
 
@@ -75,7 +75,7 @@ def load_sheet(path: Path, rubric: Rubric, labels: set[str]) -> tuple[Sheet, str
     Raises:
         CaseError: it is malformed, grades other items than the packet's, or uses points or faults that are not there.
     """
-    sheet, digests = casefile.load(Sheet, path)
+    sheet, digests = casefile.load(Sheet, path, "sheet")
     for problem in (
         [f"{label} is not graded" for label in sorted(labels - set(sheet.items))],
         [f"{label} is no item of the packet" for label in sorted(set(sheet.items) - labels)],

@@ -116,10 +116,11 @@ class Needle(Suite):
             chosen = [_own(cases, tokens, options["position"])]
         units = []
         for case in chosen:
-            if case.full and not options["acknowledged"]:
+            answer = cases.settings.max_tokens
+            if limit is not None and case.tokens + answer > limit:
+                left_out[case.id] = f"{case.tokens:,} tokens and {answer:,} of answer are over the server's {limit:,}"
+            elif case.full and not options["acknowledged"]:
                 left_out[case.id] = f"{case.tokens:,} tokens take long; {FLAG} asks for them"
-            elif limit is not None and case.tokens + cases.settings.max_tokens > limit:
-                left_out[case.id] = f"{case.tokens:,} tokens and the answer's are over the server's {limit:,}"
             else:
                 units.append(Unit(case.id, (Invocation(case.id, "full" if case.full else "length", case, case.seed),)))
         return Planned(units, left_out)

@@ -121,6 +121,25 @@ def test_an_edit_that_cannot_be_made_is_told(tmp_path, capsys, edit, words):
     assert words in told and told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("about: a case set\nsettings: {max_tokens: 1}\n", "from: Field required (and 3 more)"),
+        ("about: [", "while parsing a flow"),
+        (b"\xff\xfe\xfa", "'utf-8' codec"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_is_no_derived_recording_is_told(tmp_path, capsys, content, reason):
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert command.main(SUITES["tools"], ["--replay", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"tools: error: {path} is no derived recording: {reason}") and "http" not in told
+    assert told.endswith("; name a run's folder, or a file that is one\n") and told.count("\n") == 1
+
+
 def test_a_folder_that_is_no_run_is_told(tmp_path, capsys):
     assert command.main(SUITES["tools"], ["--replay", str(tmp_path)]) == 2
     assert "name a run's folder" in capsys.readouterr().err

@@ -53,6 +53,12 @@ def test_the_committed_packet_is_made_again_byte_for_byte(tmp_path):
         assert (tmp_path / "new" / name).read_bytes() == (FIXTURE / "grading" / name).read_bytes()
 
 
+def test_a_sheet_that_is_not_there_is_called_a_sheet(graded, capsys):
+    assert score.main([str(graded), str(graded / "none.yaml")]) == 2
+    told = f"{graded / 'none.yaml'}: No such file or directory; name a sheet that is there"
+    assert capsys.readouterr().err == f"score: error: {told}\n"
+
+
 def test_the_committed_grade_is_of_the_committed_run():
     result = json.loads((FIXTURE / "grading" / "score.json").read_text())["runs"]
     document = manifest.read(FIXTURE / "demo")

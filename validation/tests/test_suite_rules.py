@@ -63,6 +63,11 @@ def test_a_prompt_that_the_server_does_not_admit_is_left_out_and_named():
     assert "over the server's 300,000" in left["tokens-500k"]
 
 
+def test_a_length_that_the_server_does_not_admit_is_not_to_be_acknowledged():
+    with pytest.raises(RunError, match=r"100,000 tokens and 200 of answer are over the server's 4,096$"):
+        planned(Needle(), "demo", limit=4096, tokens=100_000)
+
+
 def test_only_a_length_that_is_left_out_says_why():
     with pytest.raises(RunError, match="tokens-994987 is left out: .* over the server's 524,288"):
         prepare(Needle(), "full", NO_OPTIONS | {"acknowledged": True}, "994987", 524_288)

@@ -431,6 +431,12 @@ def test_a_malformed_case_file_is_one_line(stage, tmp_path, text, words):
 
 def test_a_case_file_that_is_not_there(stage):
     assert "name a case set that is there" in stage.run("--list", cases="none").err
+    assert "none.yaml: No such file or directory; name a case set" in stage.run("--list", cases="none.yaml").err
+
+
+def test_a_file_that_is_there_and_no_case_set(stage):
+    told = "tools has no cases 'README.md'; name a case set that is there: full, demo, or a file that ends in .yaml"
+    assert stage.run("--list", cases="README.md").err == f"tools: error: {told}\n"
 
 
 def test_a_long_request_shows_that_it_lives(capsys):
