@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from planner_support import RECIPES, ROOT
 
 from moet_w2 import cli, recipe
 from moet_w2.errors import MoetError, RecipeError
-from moet_w2.planner import commands, measure, memory, predict
+from moet_w2.planner import cards, commands, costs, measure, memory, predict
 from moet_w2.planner.model import FLASH
 from moet_w2.planner.options import Number
 
@@ -135,6 +136,52 @@ def test_what_a_recipe_says_of_its_card_counts(capsys):
     assert machine["sm"] == 9 and machine["cuda_bytes"] == int(139.8 * 2**30)
     machine = json.loads(run(capsys, *recipe_of, "--sm", "12", "--cuda-gib", "100")[1].out)["machine"]
     assert machine["sm"] == 12 and machine["cuda_bytes"] == 100 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rate", "note"),
+    [
+        ("pro6000-512k", (), 1790, "read rate of device memory: RTX PRO 6000, 96 GB; --hbm-gbs gives another"),
+        ("h100-128k", (), 2000, "read rate of device memory: H100 PCIe, 80 GB; --hbm-gbs gives another"),
+        *(
+            (
+                f"h200-{length}",
+                (),
+                costs.MEASURED_HBM_GBS,
+                "read rate of device memory: H200, 141 GB; --hbm-gbs gives another",
+            )
+            for length in ("128k", "300k", "512k", "resident")
+        ),
+        (
+            "h100-128k",
+            ("--cuda-gib=100",),
+            1790,
+            "assumed, since no known card has 100.00 GiB and a compute capability of 9;",
+        ),
+        ("h100-128k", ("--sm=12",), 1790, "assumed, since no known card has 79.10 GiB and a compute capability of 12;"),
+        ("h100-128k", ("--hbm-gbs=3350",), 3350, None),
+    ],
+)
+def test_a_recipe_is_planned_with_the_read_rate_of_its_card(capsys, name, options, rate, note):
+    of = ("--recipe", str(RECIPES / f"{name}.yaml"), *options)
+    found = json.loads(run(capsys, *of, "--json")[1].out)
+    text = run(capsys, *of)[1].out
+    assert found["machine"]["hbm_gbs"] == rate and f" {rate:,.0f} GB/s; link" in text
+    if note is None:
+        assert found["notes"] == [] and "read rate of" not in text
+    else:
+        assert note in text and [each for each in found["notes"] if note in each]
+
+
+def test_a_rate_that_was_measured_is_not_replaced(capsys):
+    found = json.loads(run(capsys, *PROFILE, "--measure", "--cuda-gib", "95", "--sm", "12", "--json")[1].out)
+    assert found["machine"]["hbm_gbs"] != 1790 and "read rate of" not in " ".join(found["notes"])
+
+
+def test_cards_of_one_kind_are_told_from_others():
+    assert all(cards.known(each.machine) is each for each in cards.KNOWN)
+    one = cards.CARDS[0].machine
+    assert cards.known(replace(one, cuda_bytes=int(one.cuda_bytes * 0.98))) is None
 
 
 def test_a_recipe_for_a_cpu_is_refused(capsys):

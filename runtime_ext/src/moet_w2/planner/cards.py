@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from .costs import MEASURED_HBM_GBS
 from .machine import Machine, card
 from .model import Model
 from .placements import DEFAULT, Assumptions, Placement, smallest, with_room
@@ -33,6 +34,25 @@ CARDS = (
     Card("RTX 5090, 32 GB", card(32, hbm_gbs=1792, sm=12)),
 )
 """Cards that this vLLM has attention kernels of the model for. What is said of them is predicted, not measured."""
+KNOWN = (*CARDS, Card("H200, 141 GB", card(141, hbm_gbs=MEASURED_HBM_GBS, sm=9)))
+"""Cards whose read rate is known: by data sheets; of the H200, which holds all layers, what a plain read reached."""
+_ALIKE = 0.01
+"""By how much the memory of cards of one kind may differ, as CUDA reports it."""
+
+
+def known(machine: Machine) -> Card | None:
+    """The card of this memory and compute capability; None where the planner knows none.
+
+    Args:
+        machine: as a recipe or options give it.
+    """
+    alike = (
+        each
+        for each in KNOWN
+        if each.machine.sm == machine.sm
+        and abs(machine.cuda_bytes - each.machine.cuda_bytes) <= _ALIKE * each.machine.cuda_bytes
+    )
+    return next(alike, None)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,9 @@ def _recipe(args: argparse.Namespace) -> int:
     machine, notes = wish.machine(args)
     if loaded.device is not None and not args.measure:
         machine = wish.made_for(loaded.device, machine, args)
+    if args.hbm_gbs is None and not args.measure:
+        machine, note = wish.rated(machine)
+        notes = (*notes, note)
     found = predict.predict(model, machine, settings, mapped, (), given=given)
     fault = host_fault(found.memory, machine, given)
     fits = found.memory.fits and fault is None
@@ -136,7 +139,8 @@ def _recipe(args: argparse.Namespace) -> int:
         found = predict.predict(model, machine, settings, mapped, counts, prompts=prompts, given=given)
     remedies = choose.instead(model, machine, settings, found.memory, given)
     if args.json:
-        print(json.dumps(report.prediction_document(found, machine, mapped, given, fault, remedies), indent=2))
+        document = report.prediction_document(found, machine, mapped, given, fault, remedies)
+        print(json.dumps(document | {"notes": notes}, indent=2))
     else:
         text = report.prediction_text(found, machine, mapped, settings.context, fault, remedies)
         print("\n".join([*notes, text]))

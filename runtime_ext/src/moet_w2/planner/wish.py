@@ -13,7 +13,7 @@ from ..recipe_sections import Device
 from . import cards
 from .machine import GIB, Machine, card
 from .model import FLASH, Model, from_config
-from .placements import DEFAULT, Assumptions
+from .placements import DEFAULT, Assumptions, gib
 from .settings import Settings
 
 
@@ -131,6 +131,22 @@ def made_for(device: Device, found: Machine, args: argparse.Namespace) -> Machin
     if device.capability is not None and args.sm is None:
         changes["sm"] = max(int(each.partition(".")[0]) for each in device.capability)
     return replace(found, **changes)
+
+
+def rated(found: Machine) -> tuple[Machine, str]:
+    """The machine with its card's read rate, and whose that is; where the card is unknown, its rate is an assumption.
+
+    Args:
+        found: a machine whose rate nobody gave or measured.
+    """
+    known = cards.known(found)
+    if known is not None:
+        note = f"read rate of device memory: {known.name}; --hbm-gbs gives another"
+        return replace(found, hbm_gbs=known.machine.hbm_gbs), note
+    return found, (
+        f"read rate of device memory: assumed, since no known card has {gib(found.cuda_bytes)} and a compute "
+        f"capability of {found.sm}; --hbm-gbs gives it"
+    )
 
 
 def table(args: argparse.Namespace, model: Model) -> tuple[list[cards.Card], tuple[int, ...]]:
