@@ -17,6 +17,9 @@ from moet_w2.planner import cards, commands, costs, measure, memory, predict
 from moet_w2.planner.model import FLASH
 from moet_w2.planner.options import Number
 
+DEMO = ("--model", str(ROOT / "demo" / "checkpoint"))
+PROFILE = ("--recipe", str(RECIPES / "pro6000-512k.yaml"))
+
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch):
@@ -80,7 +83,6 @@ def test_the_command_reads_a_recipe(capsys):
     assert code == 0 and "without room for other requests" in printed.out
 
 
-PROFILE = ("--recipe", str(RECIPES / "pro6000-512k.yaml"))
 RATE = re.compile(r"decode, \d|prefill of|tokens/s \(")
 
 
@@ -259,6 +261,22 @@ def test_the_command_reads_a_checkpoint(capsys):
     assert code == 0 and found["chosen"] == [] and len(found["placements"]) == 5
 
 
+def test_without_a_mapped_layer_the_pool_costs_none(capsys):
+    printed = run(capsys, *DEMO)[1].out
+    assert "- the correction pool takes 0.01 GiB, as much as 7.1 layers\n" in printed and "without it" not in printed
+    assert "as much as 3.6 layers; without it none would need to be mapped" in run(capsys)[1].out
+
+
+@pytest.mark.parametrize("option", ["--cards", "--compare", "--json", "--seqs=4"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_line(option):
+    command = [sys.executable, "-m", "moet_w2.cli", "plan", option]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "moet: error: the plan cannot be written: No space left on device; write it to another place\n"
+    assert done.returncode == 2 and done.stderr == said
+
+
 def test_the_comparison(capsys):
     code, printed = run(capsys, "--compare")
     assert code == 0 and "378,490" in printed.out and "901,924" in printed.out
@@ -351,7 +369,6 @@ def test_both_ends_of_a_range_make_a_plan(capsys, tmp_path, option, end):
 
 CARDS_HAVE = "has no part in --cards, whose cards are given; leave one out"
 ONLY_JSON = "has no part in --compare, which takes only --json; leave one out"
-DEMO = ("--model", str(ROOT / "demo" / "checkpoint"))
 
 
 @pytest.mark.parametrize(
@@ -446,6 +463,29 @@ def test_a_folder_with_another_model_is_refused(tmp_path, capsys):
     assert "deepseek_v4" in run(capsys, "--model", str(tmp_path))[1].err
     (tmp_path / "config.json").write_text("{")
     assert "cannot be read as JSON" in run(capsys, "--model", str(tmp_path))[1].err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", None),
+        ("hidden_size", 100),
+        ("compress_ratios", [[0]] * 43),
+        ("compress_ratios", "0" * 43),
+        ("num_experts_per_tok", 257),
+        ("n_shared_experts", "1"),
+        ("num_hash_layers", -1),
+        ("n_mtp_layers", "3"),
+        ("dspark_markov_rank", 2.5),
+        ("dspark_target_layer_ids", 40),
+    ],
+)
+@pytest.mark.parametrize("options", [(), PROFILE])
+def test_a_broken_config_is_named_with_its_folder(tmp_path, capsys, name, value, options):
+    code, printed = run(capsys, "--model", str(model_of(tmp_path, **{name: value})), *options)
+    assert code == 2 and not printed.out and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"moet: error: {tmp_path}/config.json: ")
+    assert name in printed.err or "hidden size" in printed.err
 
 
 def test_a_recipe_of_another_model_is_refused():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecipeError
+from ..errors import ConfigError, RecipeError
 from . import cards, choose, combinations, options, predict, report, reported, wish
 from .placements import host_fault, with_room
 
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     combinations.check(args)
     if args.compare:
         rows = reported.compare()
-        print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
+        _print(json.dumps(rows, indent=2) if args.json else report.comparison(rows))
         return 0
     if args.cards:
         return _cards(args)
@@ -95,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         settings = with_room(model, machine, settings, given)
     plan = choose.plan(model, machine, settings, given)
     if args.json:
-        print(json.dumps(report.document(plan, machine, given) | {"measured": notes}, indent=2))
+        _print(json.dumps(report.document(plan, machine, given) | {"measured": notes}, indent=2))
     else:
-        print("\n".join([*notes, report.text(plan, machine)]))
+        _print("\n".join([*notes, report.text(plan, machine)]))
     return 0 if plan.chosen and plan.chosen.memory.spare >= 0 else 1
 
 
@@ -107,7 +109,7 @@ def _cards(args: argparse.Namespace) -> int:
     combinations.check_values(args, model, settings, contexts)
     given = wish.assumptions(args, min(contexts))
     found = list(cards.propose(model, settings, some, contexts, given, keep=args.utilization is not None))
-    print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
+    _print(json.dumps(report.proposals_document(found), indent=2) if args.json else report.proposals(found))
     return 0
 
 
@@ -140,8 +142,25 @@ def _recipe(args: argparse.Namespace) -> int:
     remedies = choose.instead(model, machine, settings, found.memory, given)
     if args.json:
         document = report.prediction_document(found, machine, mapped, given, fault, remedies)
-        print(json.dumps(document | {"notes": notes}, indent=2))
+        _print(json.dumps(document | {"notes": notes}, indent=2))
     else:
         text = report.prediction_text(found, machine, mapped, settings.context, fault, remedies)
-        print("\n".join([*notes, text]))
+        _print("\n".join([*notes, text]))
     return 0 if fits and found.memory.spare >= 0 else 1
+
+
+def _print(text: str) -> None:
+    """Print, at once, so that what cannot be written is known here.
+
+    Raises:
+        ConfigError: it cannot, as on a full disk.
+        BrokenPipeError: who reads has enough.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer must not be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ConfigError(f"the plan cannot be written: {error.strerror or error}; write it to another place") from None

@@ -121,11 +121,14 @@ def from_config(config: Mapping[str, Any], draft_layers: int | None = None) -> M
     taps = config.get("dspark_target_layer_ids") or (0,) * DSPARK_LAYERS
     if not isinstance(taps, list | tuple):
         raise CheckpointError(f"config.json: dspark_target_layer_ids = {taps!r}; a list of layers is needed")
+    experts, top_k = _positive(config, "n_routed_experts"), _positive(config, "num_experts_per_tok")
+    if top_k > experts:
+        raise CheckpointError(f"config.json: num_experts_per_tok = {top_k}; n_routed_experts, {experts}, is the most")
     width = _positive(config, "moe_intermediate_size")
     positions = _positive(config, "max_position_embeddings")
     return Model(
-        geometry=LayerGeometry(_positive(config, "n_routed_experts"), _positive(config, "hidden_size"), width),
-        top_k=_positive(config, "num_experts_per_tok"),
+        geometry=LayerGeometry(experts, _positive(config, "hidden_size"), width),
+        top_k=top_k,
         shared_width=width * _count(config, "n_shared_experts"),
         compress_ratios=tuple(0 if ratio == 1 else ratio for ratio in ratios[:layers]),
         hash_layers=_count(config, "num_hash_layers"),

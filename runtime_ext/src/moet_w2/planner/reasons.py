@@ -40,7 +40,7 @@ def of(model: Model, machine: Machine, placements: Sequence[Placement], number: 
     if settings.seqs > 1:
         lines.append(_kv_cache(settings, found, given))
     if settings.correction_bytes:
-        lines.append(_correction(model, machine, settings, given))
+        lines.append(_correction(model, machine, settings, given, mapped=number > 0))
     lines.append(
         f"a utilization of {settings.utilization:g} leaves {gib(machine.cuda_bytes - found.share)} of the card alone; "
         "vLLM does not start where other programs hold more"
@@ -113,7 +113,11 @@ def _kv_cache(settings: Settings, found: Memory, given: Assumptions) -> str:
     )
 
 
-def _correction(model: Model, machine: Machine, settings: Settings, given: Assumptions) -> str:
+def _correction(model: Model, machine: Machine, settings: Settings, given: Assumptions, mapped: bool = True) -> str:
+    taken = settings.slots(model) * model.geometry.correction_row_bytes
+    pool = f"the correction pool takes {gib(taken)}, as much as {taken / model.geometry.nbytes:.1f} layers"
+    if not mapped:
+        return pool
     without = smallest(model, machine, replace(settings, correction_bytes=0), given)
     if without is None:
         then = "nothing would fit either"
@@ -121,9 +125,7 @@ def _correction(model: Model, machine: Machine, settings: Settings, given: Assum
         then = f"{len(without.mapped)} mapped layers would do"
     else:
         then = "none would need to be mapped"
-    layers = settings.correction_bytes / model.geometry.nbytes
-    taken = gib(settings.correction_bytes)
-    return f"the correction pool takes {taken}, as much as {layers:.1f} layers; without it {then}"
+    return f"{pool}; without it {then}"
 
 
 def _cost(model: Model, placements: Sequence[Placement], draft: bool) -> str:
