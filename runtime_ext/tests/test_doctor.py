@@ -158,6 +158,44 @@ def test_what_the_launcher_s_own_variables_replace_contradicts_nothing(place: Pa
     assert "TRITON_CACHE_DIR='/mine' contradicts" in one(alone, "settings").value
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("VLLM_MOE_W2_FAST_LOAD_WORKERS", "9", "unset it, or name their folder by MOET_PLANES_CACHE_DIR"),
+        ("VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS", "2", "unset it, or name their folder by MOET_PLANES_CACHE_DIR"),
+        ("VLLM_MOE_W2_STORE_DIR", "/s", "unset it, or set the recipe's w2.correction.gb"),
+        ("MOET_STORE_DIR", "/s", "unset it, or set the recipe's w2.correction.gb"),
+        ("VLLM_MOE_W2_DELTA_POLICY", "lru", "unset it, or set the recipe's w2.correction.gb"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_a_warning(place: Path, name: str, value: str, remedy: str) -> None:
+    check = one(look(place, {name: value}), "setting")
+    assert (check.status, check.remedy) == (Status.WARN, remedy)
+    assert check.value.startswith(f"{name}={value} has no effect: no ")
+
+
+def test_a_setting_that_is_read_is_none(place: Path) -> None:
+    planes = folders(place, MOET_PLANES_CACHE_DIR=place / "planes") | {"VLLM_MOE_W2_FAST_LOAD_WORKERS": "9"}
+    corrected = RECIPE | {"w2": {"mapped_layers": [1], "correction": {"gb": 1, "policy": "lru"}}}
+    store = folders(place, MOET_STORE_DIR=place / "store")
+    for found in (look(place), look(place, planes), look(place, store, corrected)):
+        assert "setting" not in {check.thing for check in found.checks}
+
+
+def test_block_scaled_kernels_need_their_gpu(place: Path) -> None:
+    from moet_w2.kernels import block_scaled
+
+    assert launch.BLOCK_SCALED_CAPABILITY == block_scaled.CAPABILITY
+    check = one(look(place, {"VLLM_MOE_W2_BLOCK_SCALED": "1"}), "setting")
+    said = "VLLM_MOE_W2_BLOCK_SCALED=1 needs a GPU of compute capability 12.x, not "
+    assert (check.status, check.value, check.remedy) == (Status.FAIL, f"{said}a CPU", "unset it")
+    on_gpu = recipe.load(write(place, RECIPE | {"device": {"kind": "cuda"}}))
+    for capability, values in (((9, 0), [f"{said}compute capability 9.0"]), ((12, 0), [])):
+        subject = Subject(on_gpu, None, {}, read(Nvml([Card(capability=capability)])))
+        found = launch.check_effects(subject, W2Config(block_scaled=True))
+        assert [check.value for check in found] == values
+
+
 def test_a_refused_option(place: Path) -> None:
     found = look(place, data=RECIPE | {"engine": RECIPE["engine"] | {"enable-eplb": True}})
     check = one(found, "option")

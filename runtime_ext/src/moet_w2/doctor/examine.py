@@ -83,7 +83,9 @@ def _recipe(subject: Subject) -> list[Check]:
 
     def look_at_settings() -> Iterator[Check]:
         settings.append(launch_checks.check_settings(command, environ))
-        return launch.check_settings(subject)
+        yield from launch.check_settings(subject)
+        if subject.w2:
+            yield from launch.check_effects(subject, settings[0])
 
     def look_at_checkpoint() -> Check:
         launch_checks.check_model_folder(command.model_path)

@@ -10,12 +10,17 @@ from pathlib import Path
 from .. import checkpoint, envs, launch_checks, refusals
 from ..cache.key import identity
 from ..checkpoint import CheckpointReport
+from ..config import W2Config
 from ..errors import CheckpointError
 from .memory import gib
 from .report import Check, fail, ok, warn
 from .storage import standing, writable
 from .subject import CPU, CUDA, Subject
 
+BLOCK_SCALED_CAPABILITY = 12
+"""Major compute capability that the block-scaled kernels are made for, as kernels/block_scaled.py has it."""
+_OF_PLANES = ("VLLM_MOE_W2_FAST_LOAD_WORKERS", "VLLM_MOE_W2_FAST_LOAD_BATCH_LAYERS")
+_OF_CORRECTION = ("VLLM_MOE_W2_STORE_DIR", "VLLM_MOE_W2_DELTA_POLICY", "VLLM_MOE_W2_PREFILL_FP4")
 _SETUP = {CPU: "make setup", CUDA: "scripts/build-native.sh cuda"}
 
 
@@ -47,6 +52,32 @@ def check_settings(subject: Subject) -> Iterator[Check]:
     if not contradicted:
         given = sum(name.startswith(envs.PREFIX) for name in subject.served_environ)
         yield ok("settings", f"{given} variables {envs.PREFIX}*: known, well formed, as the recipe has them")
+
+
+def check_effects(subject: Subject, settings: W2Config) -> Iterator[Check]:
+    """Settings that this machine cannot serve with, and those that nothing would read."""
+    if settings.block_scaled and (other := _not_block_scaled(subject)):
+        needs = f"needs a GPU of compute capability {BLOCK_SCALED_CAPABILITY}.x, not {other}"
+        yield fail("setting", f"VLLM_MOE_W2_BLOCK_SCALED=1 {needs}", "unset it")
+    corrected = settings.delta_gib or settings.delta_auto
+    for names, read, why, remedy in (
+        (_OF_PLANES, settings.planes_cache, "no ready planes are read", "name their folder by MOET_PLANES_CACHE_DIR"),
+        (_OF_CORRECTION, corrected, "no expert is corrected", "set the recipe's w2.correction.gb"),
+    ):
+        for name in names:
+            if not read and (value := subject.served_environ.get(name)):
+                # The launcher gives the server what was named to it under a name of its own.
+                named = name if subject.environ.get(name) else "MOET_STORE_DIR"
+                yield warn("setting", f"{named}={value} has no effect: {why}", f"unset it, or {remedy}")
+
+
+def _not_block_scaled(subject: Subject) -> str | None:
+    """What would serve and cannot run the block-scaled kernels, or None."""
+    if subject.kind == CPU:
+        return "a CPU"
+    versions = (gpu.capability for gpu in subject.used_gpus)
+    others = (f"compute capability {major}.{minor}" for major, minor in versions if major != BLOCK_SCALED_CAPABILITY)
+    return next(others, None)
 
 
 def look_for_shards(folder: Path) -> None:
