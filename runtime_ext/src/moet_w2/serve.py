@@ -102,11 +102,13 @@ def fit(recipe: Recipe, rendered: command.Command, environ: Mapping[str, str]) -
             told.add(check.value)
             what = check.value if check.value.startswith(check.thing) else f"{check.thing}: {check.value}"
             print(f"moet: {words[check.status]}: {'; '.join(filter(None, (what, check.remedy)))}", file=sys.stderr)
+    if report.failed:
+        return False
     for name, value in rendered.env.items():
-        # Settings of W2 that differ have failed above; of the rest, the recipe's word is as good as the recipe.
+        # Settings that contradict the recipe have failed; these are what the launcher's own variables give others.
         if name not in envs.SETTINGS and environ.get(name, value) != value:
             print(f"moet: note: {name}={environ[name]!r} is exported, {value!r} is served with", file=sys.stderr)
-    return not report.failed
+    return True
 
 
 def prepare(rendered: command.Command) -> None:
