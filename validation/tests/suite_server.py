@@ -32,6 +32,7 @@ class Script:
         answer: from a request to what its stream says (fields of an Answer), or None to cut the connection.
         requests: chat requests, in the order in which they came.
         model, max_model_len: what /v1/models tells.
+        status, tokenize_status: of chat requests, and of /tokenize.
         up: False cuts every connection, as a server that has died does.
     """
 
@@ -40,6 +41,7 @@ class Script:
     max_model_len: int = 4096
     requests: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
+    tokenize_status: int = 200
     up: bool = True
 
 
@@ -63,7 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize":
+        if self.path == "/tokenize" and self.script.tokenize_status != 200:
+            self._send(self.script.tokenize_status, '{"error": "no"}')
+        elif self.path == "/tokenize":
             words = pieces(body["messages"][0]["content"])
             # Ids from the words themselves, so that equal texts have equal ids.
             tokens = [*range(PROMPT_TOKENS), *(int.from_bytes(word.encode()[:6], "big") for word in words)]

@@ -278,6 +278,21 @@ def test_what_can_never_be_asked_needs_another_run(stage):
     assert result.err.endswith("; then begin a new run, since --resume asks the same again\n")
 
 
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (400, "then begin a new run, since --resume asks the same again"),
+        (404, "then begin a new run, since --resume asks the same again"),
+        (429, "the server still runs, so go on with: --resume"),
+        (503, "the server still runs, so go on with: --resume"),
+    ],
+)
+def test_a_refusal_by_the_server_is_told_from_a_passing_fault(stage, status, remedy):
+    stage.script.tokenize_status = status
+    result = stage.run(suite=Needle())
+    assert result.code == 2 and f'/tokenize answered {status}: {{"error": "no"}}; {remedy}' in result.err
+
+
 def test_a_server_that_is_silent_for_too_long_is_told_with_the_flag(stage):
     stage.script.answer = failing_at(1, lambda request: time.sleep(0.4))
     result = stage.run("--timeout", "0.2")
