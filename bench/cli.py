@@ -15,7 +15,6 @@ import argparse
 import importlib.util
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ from runner.fault import BenchError
 from runner.library import RESULTS, Library
 from runner.output import unwritable
 
-from moet_w2 import command, overrides
-from moet_w2.errors import MoetError
+from moet_w2 import command, exit_status, overrides
 from moet_w2.recipe import Recipe
 
 _MARGIN_SECONDS = 50
@@ -43,17 +41,7 @@ _MARGIN_SECONDS = 50
 def main(argv: Sequence[str] | None = None, root: Path = facts.ROOT) -> int:
     """Run one subcommand and return its exit code; a :class:`MoetError` becomes one line on stderr."""
     args = _parser().parse_args(argv)
-    try:
-        status = args.run(args, Library(root))
-        sys.stdout.flush()
-        return status
-    except MoetError as error:
-        print(f"bench: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Who read has enough, as `head` has. What is left in the buffer must not be tried once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    return exit_status.of("bench", lambda: args.run(args, Library(root)))
 
 
 def _parser() -> argparse.ArgumentParser:

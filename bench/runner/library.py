@@ -73,6 +73,11 @@ class Library:
         """Every JSON file of bench/results/held, by name; errors as with :attr:`results`."""
         return self._in(HELD)
 
+    @property
+    def every(self) -> list[Result]:
+        """Those and the held ones."""
+        return [*self.results, *self.held]
+
     def _in(self, folder: Path) -> list[Result]:
         return [Result(path, self.read(path)) for path in self.tracked(folder, "*.json")]
 

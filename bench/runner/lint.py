@@ -19,7 +19,7 @@ _NOTES = ("dirty", "recipe")
 def check(library: Library) -> list[Finding]:
     """Everything that is wrong, or worth knowing."""
     found = [*_recipes(library), *_boxes(library), *_notes(library)]
-    for result in (*library.results, *library.held):
+    for result in library.every:
         found += _result(result, library)
     return found
 
@@ -56,7 +56,7 @@ def _boxes(library: Library) -> Iterator[Finding]:
 
 
 def _notes(library: Library) -> Iterator[Finding]:
-    files = {result.name: result for result in (*library.results, *library.held)}
+    files = {result.name: result for result in library.every}
     for name, reasons in library.notes.items():
         where = f"{RESULTS}/notes.yaml"
         if name not in files:

@@ -26,7 +26,7 @@ def wanted(library: Library) -> Iterator[tuple[Path, str | None]]:
     Raises:
         BenchError: a result is not as its schema says or was edited, or a document has a marker that means nothing.
     """
-    for result in (*library.results, *library.held):
+    for result in library.every:
         for line in lint.unfit(result):
             raise BenchError(f"{result.path}: {line}")
     for path in documents(library):

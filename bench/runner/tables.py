@@ -87,7 +87,7 @@ def loads(library: Library, link: Link) -> list[str]:
 def results(library: Library, link: Link) -> list[str]:
     """Every result file: what it measures, where, of which commit, and whether it still is as it was written."""
     lines = grid("result", ["of", "machine", "commit", "tree", "digest"])
-    for result in (*library.results, *library.held):
+    for result in library.every:
         given, document = result.document["provenance"], result.document
         script = next((word for word in given["command"].split() if word.endswith(".py")), given["command"])
         tree = "uncommitted changes" if given["dirty"] else "clean"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs_serving import rate
+from docs_serving import longest_stop, rate
 
 LENGTHS = {"300k": "prefill_250000", "512k": "prefill_520000"}
 
@@ -57,8 +57,7 @@ def kept_up(results: dict[str, dict[str, Any]]) -> str:
 
 def stops(results: dict[str, dict[str, Any]]) -> str:
     """How long a stop while answering took at most."""
-    longest = max(results[name]["stop"]["gpu_memory_free_seconds"] for name in LENGTHS)
-    return f"SIGTERM took up to {longest:.1f} s"
+    return f"SIGTERM took up to {longest_stop(results[name] for name in LENGTHS):.1f} s"
 
 
 def _other_engine(results: dict[str, dict[str, Any]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from moet_w2.recipe import Recipe
@@ -29,10 +30,15 @@ def price(results: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def longest_stop(results: Iterable[dict[str, Any]]) -> float:
+    """Seconds that a stop while answering took at most."""
+    return max(result["stop"]["gpu_memory_free_seconds"] for result in results)
+
+
 def stops(results: dict[str, dict[str, Any]]) -> str:
     """How long a stop while answering took at most."""
-    longest = max(result["stop"]["gpu_memory_free_seconds"] for result in results.values())
-    return f"SIGTERM in the middle of an answer left no process and no memory held on the GPU after {longest:.1f} s"
+    seconds = longest_stop(results.values())
+    return f"SIGTERM in the middle of an answer left no process and no memory held on the GPU after {seconds:.1f} s"
 
 
 def starts(results: dict[str, dict[str, Any]]) -> str:

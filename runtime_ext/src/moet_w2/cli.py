@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 
-from . import audit_ranks, checkpoint, recipe, serve, sim
+from . import audit_ranks, checkpoint, exit_status, recipe, serve, sim
 from .cache import commands as cache_commands
 from .doctor import commands as doctor_commands
-from .errors import MoetError
 from .planner import commands as planner_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; a :class:`MoetError` becomes one line on stderr."""
     args = _parser().parse_args(argv)
-    try:
-        status = args.run(args)
-        sys.stdout.flush()
-        return status
-    except MoetError as error:
-        print(f"moet: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Who read has enough, as `head` has. What is left in the buffer must not be tried once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    return exit_status.of("moet", lambda: args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:

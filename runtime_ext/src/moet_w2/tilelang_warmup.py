@@ -2,8 +2,8 @@
 
 Before a server is ready vLLM compiles what its TileLang kernels may be asked for, one key after the other. On a first
 start of DeepSeek-V4-Flash that is 31 keys of the mHC pre kernel at 12 s each: 370 s on one core, of 16 that the host of
-an H200 had. vLLM leaves the schedule of a batch to the kernel's class, ``compile_many``; ours
-calls vLLM's ``compile`` for every key, from threads.
+an H200 had. vLLM leaves the schedule of a batch to the kernel's class, ``compile_many``; ours calls vLLM's ``compile``
+for every key, from threads.
 
 Threads help because the time is spent outside Python: of a key's 12-15 s, 8-10 are TileLang's pass LayoutInference in
 C++, which runs without the GIL (another thread ran for 97 % of it), and 2-3 are nvcc and g++. They may be used because

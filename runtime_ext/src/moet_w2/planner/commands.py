@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
+from .. import exit_status
 from ..errors import ConfigError, RecipeError
 from . import cards, choose, combinations, options, predict, report, reported, wish
 from .placements import host_fault, with_room
@@ -161,6 +160,5 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is left in the buffer must not be tried once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        exit_status.drop_output()
         raise ConfigError(f"the plan cannot be written: {error.strerror or error}; write it to another place") from None

@@ -1,0 +1,40 @@
+"""How a command ends, of this package and of bench/: with its own status, one line where it is refused, or quietly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from .errors import MoetError
+
+REFUSED = 2
+
+
+def of(program: str, run: Callable[[], int]) -> int:
+    """Run a subcommand.
+
+    Args:
+        program: what an error begins with.
+        run: gives the exit status.
+
+    Returns:
+        that status; :data:`REFUSED` for a :class:`MoetError`, which becomes a line on stderr; that of SIGPIPE where who
+        reads has enough, as `head` has.
+    """
+    try:
+        status = run()
+        sys.stdout.flush()
+        return status
+    except MoetError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return REFUSED
+    except BrokenPipeError:
+        drop_output()
+        return 128 + signal.SIGPIPE
+
+
+def drop_output() -> None:
+    """Have what is left in stdout's buffer go nowhere: it could not be written, and must not be tried at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
