@@ -5,6 +5,7 @@ Exit status: that of the worst suite: 0 every gate passed, 1 a gate failed, 2 a 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ if __name__ == "__main__":
 
     installed.require("validation/run_all.py")
 
+from moet_w2 import exit_status
 from validation.core import casefile, command
 from validation.local import ROOT
 from validation.suites.agentic import Agentic
@@ -40,16 +42,20 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> int:
     if not any(casefile.locate(suite.name, args.cases).is_file() for suite in SUITES):
         print(f"run_all.py: error: no suite has cases {args.cases!r}; name {' or '.join(_sets())}", file=sys.stderr)
         return 2
+    return exit_status.of("run_all.py", lambda: _every(given, args, root))
+
+
+def _every(given: list[str], args: argparse.Namespace, root: Path) -> int:
     codes: dict[str, int] = {}
     for suite in SUITES:
         print(f"== {suite.name}", flush=True)
         start = time.monotonic()
         codes[suite.name] = command.main(suite, given, root)
         print(f"   {time.monotonic() - start:.1f} s", flush=True)
-        if codes[suite.name] == 130:
+        if codes[suite.name] in (130, exit_status.UNREAD):
             break
     done = "listed" if args.list else "would be asked" if args.dry_run else "passed"
-    words_of = {0: done, 1: "FAILED", 2: "not run", 130: "interrupted"}
+    words_of = {0: done, 1: "FAILED", 2: "not run", 130: "interrupted", exit_status.UNREAD: "cut short"}
     print("== " + ", ".join(f"{name} {words_of[code]}" for name, code in codes.items()))
     return max(codes.values())
 

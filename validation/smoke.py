@@ -16,7 +16,7 @@ from typing import Any
 
 import openai
 
-from moet_w2.errors import MoetError
+from moet_w2 import exit_status
 
 from . import target
 from .checks import CHECKS, CheckFailed, Context
@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         root: checkout whose note of what was served last is read.
     """
     args = _parse(argv)
-    try:
-        aim = target.resolve(args, root, os.environ)
-    except MoetError as error:
-        print(f"validate: error: {error}", file=sys.stderr)
-        return 2
+    return exit_status.of("validate", lambda: _validate(args, root))
+
+
+def _validate(args: argparse.Namespace, root: Path) -> int:
+    aim = target.resolve(args, root, os.environ)
     if not args.json:
         print(f"validate: {aim.base_url} (by {aim.named_by}), recipe {aim.recipe.name}", flush=True)
     client = openai.OpenAI(

@@ -115,6 +115,13 @@ def test_what_an_earlier_start_left_of_any_rank_is_removed(written: Path) -> Non
     assert list(written.parent.iterdir()) == [kept]
 
 
+def test_of_several_files_none_is_removed_where_one_is_no_audit(written: Path) -> None:
+    audit_ranks.place(written, 1).write_text("notes of mine")
+    with pytest.raises(AuditError, match="rank-1.json is no audit"):
+        audit_ranks.remove(written)
+    assert written.exists()
+
+
 def test_all_ranks_are_shown(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", "show", str(written)]) == 0
     shown = capsys.readouterr().out

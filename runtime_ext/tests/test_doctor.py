@@ -115,7 +115,8 @@ def test_another_checkpoint_than_the_recipe_means(place: Path) -> None:
     data = RECIPE | {"model": model, "w2": {"mapped_layers": []}}
     data |= {"expect": RECIPE["expect"] | {"mapped_layers": [], "mapped_bytes": 0}}
     check = one(look(place, data=data), "checkpoint")
-    assert check.status is Status.FAIL and "model.geometry is" in check.value and "set MODEL_PATH" in check.remedy
+    assert check.status is Status.FAIL and "model.geometry has hidden = 128, but" in check.value
+    assert "set MODEL_PATH" in check.remedy
 
 
 def test_no_checkpoint(place: Path) -> None:
@@ -217,6 +218,13 @@ def test_an_audit_that_root_could_write_by_permissions_alone(place: Path, monkey
     monkeypatch.setattr(os, "access", lambda path, mode: True)
     check = one(look(place, {"W2_AUDIT_PATH": str(place / path)}), "audit")
     assert check.status is Status.FAIL and check.value.endswith(said) and "set W2_AUDIT_PATH" in check.remedy
+
+
+def test_a_file_that_a_start_would_replace(place: Path) -> None:
+    (place / "notes.json").write_text("mine")
+    check = one(look(place, {"W2_AUDIT_PATH": str(place / "notes.json")}), "audit")
+    assert check.status is Status.FAIL and check.value.endswith("notes.json is no audit, and a start would replace it")
+    assert check.remedy == "set W2_AUDIT_PATH to another file"
 
 
 @pytest.fixture

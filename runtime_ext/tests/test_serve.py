@@ -305,7 +305,7 @@ def test_the_audit_of_a_running_server_is_not_taken_away(launch, tmp_path):
     audit = tmp_path / ".native" / "run" / "tiny" / "audit.json"
     audit.parent.mkdir(parents=True)
     with subprocess.Popen([PYTHON, "-c", "input()", "vllm"], stdin=subprocess.PIPE) as running:
-        audit.write_text(json.dumps({"pid": running.pid}))
+        audit.write_text(json.dumps({"schema": "moet.audit", "pid": running.pid}))
         refused(launch(), f"is that of a running server (process {running.pid})", "W2_AUDIT_PATH")
         assert audit.exists()
         running.kill()
@@ -315,9 +315,19 @@ def test_the_audit_of_a_running_server_is_not_taken_away(launch, tmp_path):
 def test_old_audit_is_taken_away(launch, tmp_path):
     audit = tmp_path / ".native" / "run" / "tiny" / "audit.json"
     audit.parent.mkdir(parents=True)
-    audit.write_text("{}")
+    audit.write_text('{"schema": "moet.audit", "schema_version": 1}')
     assert launch().started
     assert not audit.exists()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "[1]", "notes of mine", '"moet.audit"'])
+def test_a_file_that_is_no_audit_is_not_taken_away(launch, monkeypatch, tmp_path, text):
+    (kept := tmp_path / "notes.json").write_text(text)
+    monkeypatch.setenv("W2_AUDIT_PATH", str(kept))
+    refused(launch(), f"{kept} is no audit, and a start would replace it; set W2_AUDIT_PATH to another file")
+    assert kept.read_text() == text
+    kept.write_text("")
+    assert launch().started and not kept.exists()
 
 
 def test_refuses_a_recipe_with_a_mistake(launch):
@@ -391,7 +401,7 @@ def test_what_an_earlier_start_told_is_taken_away(launch, tmp_path):
     old = tmp_path / ".native" / "run" / "tiny"
     old.mkdir(parents=True)
     for name in ("audit.json", "audit.startup.json"):
-        (old / name).write_text("{}")
+        (old / name).write_text('{"schema": "moet.audit"}')
     assert launch().started
     assert list(old.iterdir()) == []
 
@@ -418,7 +428,7 @@ def test_draft_layers_count_only_where_they_are_served(launch, monkeypatch):
 def test_refuses_a_checkpoint_of_another_geometry(launch, monkeypatch):
     other = checkpoint.CheckpointReport(Path("there"), 4, 0, LayerGeometry(64, 256, 256), 1, 1)
     monkeypatch.setattr(checkpoint, "inspect", lambda path: other)
-    refused(launch(), "model.geometry is", "width=128", "there has", "width=256")
+    refused(launch(), "tiny.yaml: model.geometry has width = 128, but there has width = 256; set MODEL_PATH")
 
 
 def test_refuses_a_missing_model_folder(launch, tmp_path, monkeypatch):

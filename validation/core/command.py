@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moet_w2.errors import MoetError
+from moet_w2 import exit_status
 from validation import target
 from validation.local import ROOT
 
@@ -36,16 +36,17 @@ def main(suite: Suite, argv: Sequence[str] | None = None, root: Path = ROOT) -> 
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(suite)
     args = parser.parse_args(words)
-    try:
+
+    def run() -> int:
         _refuse_idle(parser, words, args)
         if args.replay:
             return _replay(suite, args.replay)
         if args.list or args.dry_run:
             return _show(suite, args)
         return live.run(suite, args, _command(suite, words), root)
-    except MoetError as error:
-        print(f"{suite.name}: error: {error}", file=sys.stderr)
-        return 2
+
+    try:
+        return exit_status.of(suite.name, run)
     except KeyboardInterrupt:
         print(f"{suite.name}: interrupted; go on with --resume and the run's folder", file=sys.stderr)
         return 130

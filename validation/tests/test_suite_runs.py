@@ -20,7 +20,7 @@ from suite_server import Script, serving
 
 from bench import facts
 from moet_w2 import command as rendering
-from moet_w2 import recipe, served
+from moet_w2 import exit_status, recipe, served
 from validation import run_all
 from validation.core import command, live, manifest, progress, rundir
 from validation.core.plan import Suite
@@ -522,3 +522,22 @@ def test_another_python_is_told_which_one_to_take(script):
     remedy = f".native/venv-cpu/bin/python {script} ... (make setup)"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{script} needs this distribution's environment: {remedy}\n"
+
+
+NO_SERVER = ["--base-url", "http://127.0.0.1:1/v1", "--model", "none", "--max-model-len", "1", "--w2-layers", "1"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validation/run_tools.py", "--list"],
+        ["validation/run_all.py", "--list"],
+        ["-m", "validation.smoke", *NO_SERVER, "--no-audit"],
+    ],
+)
+def test_a_reader_that_has_enough_is_no_error(command):
+    run = [sys.executable, *command]
+    with subprocess.Popen(run, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # before anything is printed
+        said = process.stderr.read()
+    assert (said, process.returncode) == (b"", exit_status.UNREAD)

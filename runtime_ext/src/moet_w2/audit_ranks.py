@@ -50,11 +50,38 @@ def remove(path: Path) -> None:
         path: file of rank 0.
 
     Raises:
+        AuditError: a file stands there that no server wrote; nothing is taken away.
         OSError: a file stands there that cannot be removed.
     """
-    for left in (path, *path.parent.glob(f"{path.stem}.rank-*{path.suffix}")):
+    check_replaceable(path)
+    for left in _files(path):
         left.unlink(missing_ok=True)
         left.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse a place where a start would take away what is somebody else's. An empty file has nothing to lose.
+
+    Args:
+        path: file of rank 0.
+
+    Raises:
+        AuditError: a file there is no audit, of whichever schema version, or cannot be read.
+    """
+    for left in _files(path):
+        try:
+            text = left.read_bytes()
+            ours = not text or json.loads(text).get("schema") == audit.SCHEMA_NAME
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, AttributeError):
+            ours = False
+        if not ours:
+            raise AuditError(f"{left} is no audit, and a start would replace it; set W2_AUDIT_PATH to another file")
+
+
+def _files(path: Path) -> list[Path]:
+    return [path, *path.parent.glob(f"{path.stem}.rank-*{path.suffix}")]
 
 
 def owner(path: Path) -> int | None:

@@ -114,7 +114,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
     kind = config.get("model_type")
     if kind != "deepseek_v4":
-        raise CheckpointError(f"{folder}: model_type is {kind!r}; moet_w2 serves deepseek_v4 checkpoints only")
+        what = "config.json has no model_type" if kind is None else f"model_type is {kind!r}"
+        raise CheckpointError(f"{folder}: {what}; moet_w2 serves deepseek_v4 checkpoints only")
     quantization = config.get("quantization_config") or {}
     check_experts_are_mxfp4(str(folder), config.get("expert_dtype", "fp4"), quantization)
     for field in _FIELDS:

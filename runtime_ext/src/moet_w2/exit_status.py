@@ -1,4 +1,4 @@
-"""How a command ends, of this package and of bench/: with its own status, one line where it is refused, or quietly."""
+"""How a command of this distribution ends: with its own status, one line where it is refused, or quietly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from .errors import MoetError
 
 REFUSED = 2
+UNREAD = 128 + signal.SIGPIPE
+"""Of a command whose reader had enough, as `head` has: a shell says the same of programs that SIGPIPE ends."""
 
 
 def of(program: str, run: Callable[[], int]) -> int:
@@ -20,8 +22,7 @@ def of(program: str, run: Callable[[], int]) -> int:
         run: gives the exit status.
 
     Returns:
-        that status; :data:`REFUSED` for a :class:`MoetError`, which becomes a line on stderr; that of SIGPIPE where who
-        reads has enough, as `head` has.
+        that status; :data:`REFUSED` for a :class:`MoetError`, which becomes a line on stderr; or :data:`UNREAD`.
     """
     try:
         status = run()
@@ -32,7 +33,7 @@ def of(program: str, run: Callable[[], int]) -> int:
         return REFUSED
     except BrokenPipeError:
         drop_output()
-        return 128 + signal.SIGPIPE
+        return UNREAD
 
 
 def drop_output() -> None:

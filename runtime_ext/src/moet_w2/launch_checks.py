@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from . import checkpoint, config, envs, placement
@@ -42,7 +43,11 @@ def check_checkpoint(recipe: Recipe, rendered: Command, environ: Mapping[str, st
     report = checkpoint.describe(rendered.model_path) if made_up else checkpoint.inspect(rendered.model_path)
     wanted = recipe.model.geometry
     if wanted is not None and report.geometry != wanted.layer:
-        raise RecipeError(f"{recipe.file}: model.geometry is {wanted.layer}, but {report.path} has {report.geometry}")
+        here, there = asdict(wanted.layer), asdict(report.geometry)
+        other = [name for name in here if here[name] != there[name]]
+        raise RecipeError(
+            f"{recipe.file}: model.geometry has {_values(here, other)}, but {report.path} has {_values(there, other)}"
+        )
     # Keys and counts against this very checkpoint: the recipe could only hold them against each other.
     drafts = 0
     if "speculative-config" in recipe.engine:
@@ -57,6 +62,10 @@ def check_checkpoint(recipe: Recipe, rendered: Command, environ: Mapping[str, st
     if "--skip-tokenizer-init" not in rendered.argv:
         checkpoint.check_tokenizer(rendered.model_path)
     return report
+
+
+def _values(fields: Mapping[str, int], names: list[str]) -> str:
+    return ", ".join(f"{name} = {fields[name]}" for name in names)
 
 
 def _configured_drafts(folder: Path) -> int:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import checkpoint, envs, launch_checks, refusals
+from .. import audit_ranks, checkpoint, envs, launch_checks, refusals
 from ..cache.key import identity
 from ..checkpoint import CheckpointReport
 from ..config import W2Config
-from ..errors import CheckpointError
+from ..errors import AuditError, CheckpointError
 from .memory import gib
-from .report import Check, fail, ok, warn
+from .report import Check, fail, ok, told, warn
 from .storage import standing, writable
 from .subject import CPU, CUDA, Subject
 
@@ -136,10 +136,14 @@ def check_files(subject: Subject) -> Iterator[Check]:
         place = standing(audit.parent)
         if audit.is_dir():
             yield fail("audit", f"{audit} is a folder", "set W2_AUDIT_PATH to a file in it")
-        elif writable(place):
-            yield ok("audit", f"{audit} can be written")
-        else:
+        elif not writable(place):
             yield fail("audit", f"{audit} cannot be written ({place})", "set W2_AUDIT_PATH")
+        else:
+            try:
+                audit_ranks.check_replaceable(audit)
+                yield ok("audit", f"{audit} can be written")
+            except AuditError as error:
+                yield told("audit", error, "set W2_AUDIT_PATH")
 
 
 def program() -> Path:
