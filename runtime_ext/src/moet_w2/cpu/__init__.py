@@ -5,6 +5,7 @@
     platform.py      the CPU platform's decisions, narrowed to what they are about
     kernels/         plain functions in place of the Triton kernels of every step
     ops/             plain torch operations where vLLM's C extension has none for this processor
+    waiting.py       how processes wait for each other without a core of their own
     linear.py        FP8 block linear layers, compiled or dequantised
     moe.py           the gate of the stock MXFP4 experts
 
@@ -29,6 +30,9 @@ def attach(isa: str | None = None) -> None:
 
     if not current_platform.is_cpu():
         return
-    from . import capability, platform
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    from . import capability, platform, waiting
 
     platform.attach(type(current_platform), capability.detect(isa))
+    waiting.attach(shm_broadcast)
