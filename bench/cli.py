@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("first", type=Path, metavar="A")
     verb.add_argument("second", type=Path, metavar="B")
     verb.add_argument(
-        "--worse-than", type=float, metavar="PERCENT", help="exit 1 if a rate or time of B is this much worse"
+        "--worse-than", type=float, metavar="PERCENT", help="exit 1 if a rate or time of B is this much worse, or gone"
     )
     verb.set_defaults(run=_compare)
 
@@ -143,9 +143,10 @@ def _compare(args: argparse.Namespace, library: Library) -> int:
     print(compare.text(rows, list(compare.differences(first, second)), first, second))
     if args.worse_than is None:
         return 0
-    worse = [row for row in rows if row.worse_by * 100 > args.worse_than]
-    for row in worse:
-        print(f"worse by {row.worse_by:.1%}: {row.name}")
+    worse = [f"worse by {row.worse_by:.1%}: {row.name}" for row in rows if row.worse_by * 100 > args.worse_than]
+    # What is not measured any more may have become worse too.
+    worse += [f"gone: {name}" for name in compare.lacking(first, second) if compare.is_judged(name)]
+    print("\n".join(worse), end="\n" if worse else "")
     return int(bool(worse))
 
 

@@ -1,8 +1,9 @@
-"""Two result files of one benchmark side by side: every figure that both have, and what else differs."""
+"""Two result files of one benchmark side by side: figures that both have or one lacks, and what else differs."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,14 @@ class Row:
     @property
     def worse_by(self) -> float:
         """How much worse the second is, as a share: a rate by what it lost, a time by what it grew; else 0."""
-        if self.ratio is None:
+        if self.ratio is None or not is_judged(self.name):
             return 0.0
-        if self.name.endswith(_RATE):
-            return 1 - self.ratio
-        return self.ratio - 1 if self.name.endswith(_TIME) else 0.0
+        return 1 - self.ratio if self.name.endswith(_RATE) else self.ratio - 1
+
+
+def is_judged(name: str) -> bool:
+    """Whether a figure is a rate or a time, of which one value is better than another."""
+    return name.endswith((_RATE, _TIME))
 
 
 def read(path: Path, library: Library) -> Result:
@@ -82,13 +86,19 @@ def rows(first: Result, second: Result) -> list[Row]:
     return found
 
 
+def lacking(first: Result, second: Result) -> list[str]:
+    """Figures of the first that the second has not."""
+    theirs = dict(figures(second.document))
+    return [name for name, _ in figures(first.document) if name not in theirs]
+
+
 def _kind(result: Result) -> str:
     benchmark = result.document.get("benchmark")
     return f"{result.path} names no benchmark" if benchmark is None else f"{result.path} is of {benchmark!r}"
 
 
 def figures(document: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """(path, number) of everything below a part of a result."""
+    """(path, number) of everything below a part of a result; what is NaN was not measured."""
     if isinstance(document, dict):
         for key, value in document.items():
             if key not in _SKIPPED:
@@ -96,7 +106,7 @@ def figures(document: Any, path: str = "") -> Iterator[tuple[str, float]]:
     elif isinstance(document, list):
         for index, value in enumerate(document):
             yield from figures(value, f"{path}.{index}")
-    elif isinstance(document, int | float) and not isinstance(document, bool):
+    elif isinstance(document, int | float) and not isinstance(document, bool) and not math.isnan(document):
         yield path, float(document)
 
 
@@ -128,4 +138,6 @@ def text(found: list[Row], different: list[str], first: Result, second: Result) 
     for row in found:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
         lines.append(f"{row.name:<{wide}} {row.first:>16,.6g} {row.second:>16,.6g} {ratio:>8}")
+    for one, other, sides in ((first, second, "A, not B"), (second, first, "B, not A")):
+        lines += [f"only in {sides}: {name}" for name in lacking(one, other)]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
+import math
 import os
 import signal
 import socket
@@ -58,6 +59,24 @@ def test_two_results_side_by_side(root: Path, capsys) -> None:
     assert cli.main(["compare", str(first), str(second), "--worse-than", "15"], root) == 1
     assert "worse by 20.0%: phases.decode_1x1024" in capsys.readouterr().out
     assert cli.main(["compare", str(second), str(first), "--worse-than", "15"], root) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(None, "gone: {}"), ("not measured", "gone: {}"), (math.nan, "gone: {}"), (90.0, None)],
+)
+def test_a_rate_that_is_gone_may_have_become_worse(root: Path, capsys, value: object, told: str | None) -> None:
+    name = "phases.decode_1x1024.client.decode_tokens_per_s"
+    document = samples.served("h200-300k")
+    assert document["phases"]["decode_1x1024"]["client"]["decode_tokens_per_s"] == 90.0
+    document["phases"]["decode_1x1024"]["client"]["decode_tokens_per_s"] = value
+    samples.store(root, facts.sealed(document), "other.json")
+    first, second = (str(root / "bench" / "results" / file) for file in ("serving_0.json", "other.json"))
+    assert cli.main(["compare", first, second, "--worse-than", "5"], root) == int(told is not None)
+    said = capsys.readouterr().out
+    assert (f"only in A, not B: {name}\n" in said) == (told == "gone: {}")
+    assert told is None or said.endswith(f"\n{told.format(name)}\n")
+    assert cli.main(["compare", second, first, "--worse-than", "5"], root) == 0
 
 
 def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None:
