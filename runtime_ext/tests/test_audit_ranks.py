@@ -108,7 +108,8 @@ def test_a_file_of_another_rank_is_refused(written: Path) -> None:
 
 
 def test_what_an_earlier_start_left_of_any_rank_is_removed(written: Path) -> None:
-    audit_ranks.place(written, 1).with_suffix(phases.SUFFIX).write_text("{}")
+    for rank in range(3):
+        audit_ranks.place(written, rank).with_suffix(phases.SUFFIX).write_text("{}")
     kept = written.with_name("audit.other.json")
     kept.write_text("{}")
     audit_ranks.remove(written)

@@ -532,7 +532,7 @@ NO_SERVER = ["--base-url", "http://127.0.0.1:1/v1", "--model", "none", "--max-mo
     [
         ["validation/run_tools.py", "--list"],
         ["validation/run_all.py", "--list"],
-        ["-m", "validation.smoke", *NO_SERVER, "--no-audit"],
+        ["-m", "validation.smoke", *NO_SERVER, "--mapped-layers", "0", "--mapped-bytes", "1", "--no-audit"],
     ],
 )
 def test_a_reader_that_has_enough_is_no_error(command):

@@ -54,9 +54,9 @@ def remove(path: Path) -> None:
         OSError: a file stands there that cannot be removed.
     """
     check_replaceable(path)
-    for left in _files(path):
+    seconds = path.parent.glob(f"{path.stem}.rank-*{phases.SUFFIX}")
+    for left in (*_files(path), path.with_suffix(phases.SUFFIX), *seconds):
         left.unlink(missing_ok=True)
-        left.with_suffix(phases.SUFFIX).unlink(missing_ok=True)
 
 
 def check_replaceable(path: Path) -> None:
@@ -81,7 +81,9 @@ def check_replaceable(path: Path) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    return [path, *path.parent.glob(f"{path.stem}.rank-*{path.suffix}")]
+    """Where audits of a start may lie: of rank 0, and of those of whom there is something."""
+    others = path.parent.glob(f"{path.stem}.rank-*{path.suffix}")
+    return [path, *(other for other in others if not other.name.endswith(phases.SUFFIX))]
 
 
 def owner(path: Path) -> int | None:
