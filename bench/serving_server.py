@@ -92,7 +92,10 @@ class Server:
         while members(self.process.pid):
             self.process.poll()  # reaps it
             if time.perf_counter() - began > seconds:
-                os.killpg(self.process.pid, signal.SIGKILL)
+                try:
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    break  # the last of them has just ended
                 while members(self.process.pid):
                     self.process.poll()
                     time.sleep(0.02)

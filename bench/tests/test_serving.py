@@ -218,6 +218,15 @@ def test_compilers_caches_can_be_left_where_they_are(launch) -> None:
     assert ready.read_text() == "launched" and server.direct == "not asked"
 
 
+def test_a_server_that_ends_as_it_is_killed_was_not_killed(launch, monkeypatch) -> None:
+    server, ready = launch()
+    server.wait_until_ready(ready.is_file, 20)
+    assert server.stop() is not None
+    seen = iter([[server.process.pid]])
+    monkeypatch.setattr(serving_server, "members", lambda session: next(seen, []))
+    assert server.stop(0) is not None and next(seen, None) is None
+
+
 @pytest.mark.parametrize("name", ["h200-300k", "h200-512k", "h200-resident"])
 def test_a_recipe_without_speculation_is_one(name, tmp_path: Path) -> None:
     recipes = serving.facts.ROOT / "bench" / "recipes"
