@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 SERVER_GROUP = "server"
+NICE = 10
 _MARK = "pytestmark = pytest.mark.server"
 
 
@@ -23,6 +26,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group(nodeid.partition("::")[0])
 
     return ByGroup(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Servers come first: they take longest, on two cores, and what the other process tests can wait for them."""
+    if hasattr(item.config, "workerinput"):
+        waits = 0 if item.get_closest_marker(SERVER_GROUP) else NICE
+        with suppress(PermissionError):  # only root may take back that it waits
+            os.setpriority(os.PRIO_PROCESS, 0, waits)
 
 
 @cache
