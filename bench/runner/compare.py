@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,17 @@ class Row:
         """How much worse the second is, as a share: a rate by what it lost, a time by what it grew; else 0."""
         if self.ratio is None or not is_judged(self.name):
             return 0.0
-        return 1 - self.ratio if self.name.endswith(_RATE) else self.ratio - 1
+        return 1 - self.ratio if _of_all(self.name).endswith(_RATE) else self.ratio - 1
 
 
 def is_judged(name: str) -> bool:
     """Whether a figure is a rate or a time, of which one value is better than another."""
-    return name.endswith((_RATE, _TIME))
+    return _of_all(name).endswith((_RATE, _TIME))
+
+
+def _of_all(name: str) -> str:
+    """A figure's name without its place in a list of several, such as one for each request."""
+    return re.sub(r"(\.\d+)+$", "", name)
 
 
 def read(path: Path, library: Library) -> Result:

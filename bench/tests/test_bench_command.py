@@ -79,6 +79,19 @@ def test_a_rate_that_is_gone_may_have_become_worse(root: Path, capsys, value: ob
     assert cli.main(["compare", second, first, "--worse-than", "5"], root) == 0
 
 
+@pytest.mark.parametrize(("times", "told"), [([2.0, 9.0], "worse by 350.0%: {}.1"), ([2.0], "gone: {}.1")])
+def test_times_in_a_list_are_judged_too(root: Path, capsys, times: list[float], told: str) -> None:
+    name = "phases.decode_1x1024.client.first_token_seconds"
+    for file, values in (("one.json", [2.0, 2.0]), ("other.json", times)):
+        document = samples.served("h200-300k")
+        document["phases"]["decode_1x1024"]["client"]["first_token_seconds"] = values
+        samples.store(root, facts.sealed(document), file)
+    first, second = (str(root / "bench" / "results" / file) for file in ("one.json", "other.json"))
+    assert cli.main(["compare", first, second, "--worse-than", "5"], root) == 1
+    assert capsys.readouterr().out.endswith(f"\n{told.format(name)}\n")
+    assert cli.main(["compare", first, first, "--worse-than", "5"], root) == 0
+
+
 def test_what_makes_two_results_incomparable_is_told(root: Path, capsys) -> None:
     document = samples.served("h200-512k")
     document["provenance"]["commit"] = "b" * 40
