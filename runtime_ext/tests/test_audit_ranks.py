@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,6 +123,32 @@ def test_of_several_files_none_is_removed_where_one_is_no_audit(written: Path) -
     with pytest.raises(AuditError, match="rank-1.json is no audit"):
         audit_ranks.remove(written)
     assert written.exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.write_text("[" * 200_000)])
+def test_what_is_no_audit_is_told_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(path := tmp_path / "audit.json")
+    with pytest.raises(AuditError, match="audit.json is no audit, and a start would replace it; set W2_AUDIT_PATH"):
+        audit_ranks.remove(path)
+    assert path.exists()
+
+
+def test_an_audit_that_cannot_be_read_is_left(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(AuditError, match=r"cannot be read \(Permission denied\), and a start would replace it"):
+        audit_ranks.remove(written)
+    assert written.exists()
+
+
+def test_names_that_only_begin_like_those_of_ranks_are_somebody_elses(written: Path) -> None:
+    others = {written.with_name(f"audit.rank-{name}.json") for name in ("ings", "1.old", "of-mine.startup")}
+    for other in others:
+        other.write_text("notes of mine")
+    audit_ranks.remove(written)
+    assert set(written.parent.iterdir()) == others
 
 
 def test_all_ranks_are_shown(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ Every rank holds the same layers in the same places, and the same share of each.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,12 +51,12 @@ def remove(path: Path) -> None:
         path: file of rank 0.
 
     Raises:
-        AuditError: a file stands there that no server wrote; nothing is taken away.
+        AuditError: an audit's place holds what no server wrote; nothing is taken away.
         OSError: a file stands there that cannot be removed.
     """
     check_replaceable(path)
-    seconds = path.parent.glob(f"{path.stem}.rank-*{phases.SUFFIX}")
-    for left in (*_files(path), path.with_suffix(phases.SUFFIX), *seconds):
+    seconds = (path.with_suffix(phases.SUFFIX), *_of_ranks(path, phases.SUFFIX))
+    for left in (path, *_of_ranks(path, path.suffix), *seconds):
         left.unlink(missing_ok=True)
 
 
@@ -66,24 +67,28 @@ def check_replaceable(path: Path) -> None:
         path: file of rank 0.
 
     Raises:
-        AuditError: a file there is no audit, of whichever schema version, or cannot be read.
+        AuditError: what stands there is no file, no audit of whichever schema version, or cannot be read.
     """
-    for left in _files(path):
+    for left in (path, *_of_ranks(path, path.suffix)):
+        why = "is no audit"
         try:
-            text = left.read_bytes()
+            if not left.exists():
+                continue
+            # A device or a pipe is not opened: it need not end.
+            text = left.read_bytes() if left.is_file() else b"{}"
             ours = not text or json.loads(text).get("schema") == audit.SCHEMA_NAME
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, AttributeError):
+        except OSError as error:
+            ours, why = False, f"cannot be read ({error.strerror})"
+        except (ValueError, AttributeError, RecursionError):
             ours = False
         if not ours:
-            raise AuditError(f"{left} is no audit, and a start would replace it; set W2_AUDIT_PATH to another file")
+            raise AuditError(f"{left} {why}, and a start would replace it; set W2_AUDIT_PATH to another file")
 
 
-def _files(path: Path) -> list[Path]:
-    """Where audits of a start may lie: of rank 0, and of those of whom there is something."""
-    others = path.parent.glob(f"{path.stem}.rank-*{path.suffix}")
-    return [path, *(other for other in others if not other.name.endswith(phases.SUFFIX))]
+def _of_ranks(path: Path, suffix: str) -> list[Path]:
+    """Files beside rank 0's that ranks after it have written, with this suffix."""
+    named = re.compile(rf"{re.escape(path.stem)}\.rank-[0-9]+{re.escape(suffix)}")
+    return [other for other in path.parent.glob("*") if named.fullmatch(other.name)]
 
 
 def owner(path: Path) -> int | None:
