@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
     installed.require("validation/run_dsml.py")
 
+from moet_w2 import exit_status
 from validation import dsml_cases
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,10 @@ Faults = dict[str, list[str]] | None
 def main(words: list[str] | None = None) -> int:
     """The command."""
     arguments = _arguments(words)
+    return exit_status.of("run_dsml", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         cases = [case for case in dsml_cases.load(arguments.cases) if arguments.only in case.id]
     except (dsml_cases.CorpusError, OSError) as error:

@@ -532,6 +532,7 @@ NO_SERVER = ["--base-url", "http://127.0.0.1:1/v1", "--model", "none", "--max-mo
     [
         ["validation/run_tools.py", "--list"],
         ["validation/run_all.py", "--list"],
+        ["validation/run_dsml.py", "--parser", "ours", "--only", "plain"],
         ["-m", "validation.smoke", *NO_SERVER, "--mapped-layers", "0", "--mapped-bytes", "1", "--no-audit"],
     ],
 )
@@ -541,3 +542,9 @@ def test_a_reader_that_has_enough_is_no_error(command):
         process.stdout.close()  # before anything is printed
         said = process.stderr.read()
     assert (said, process.returncode) == (b"", exit_status.UNREAD)
+
+
+def test_nobody_need_read():
+    run = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "validation/run_tools.py", "--list"]
+    done = subprocess.run(run, cwd=REPOSITORY, stderr=subprocess.PIPE)
+    assert (done.stderr, done.returncode) == (b"", 0)

@@ -26,7 +26,8 @@ def of(program: str, run: Callable[[], int]) -> int:
     """
     try:
         status = run()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before the start
+            sys.stdout.flush()
         return status
     except MoetError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
