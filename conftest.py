@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent
 SERVER_GROUP = "server"
 NICE = 10
+_AT_START = os.getpriority(os.PRIO_PROCESS, 0)
 _MARK = "pytestmark = pytest.mark.server"
 
 
@@ -31,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Servers come first: they take longest, on two cores, and what the other process tests can wait for them."""
     if hasattr(item.config, "workerinput"):
-        waits = 0 if item.get_closest_marker(SERVER_GROUP) else NICE
+        waits = _AT_START + (0 if item.get_closest_marker(SERVER_GROUP) else NICE)
         with suppress(PermissionError):  # only root may take back that it waits
             os.setpriority(os.PRIO_PROCESS, 0, waits)
 
