@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moet_w2.errors import MoetError
+from moet_w2 import exit_status
 from validation.core import digest, manifest, rundir
 from validation.core.errors import ReplayError, RunError
 from validation.core.prepare import recorded
@@ -156,12 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)
-    try:
+
+    def run() -> int:
         make(args.runs, args.out)
-    except MoetError as error:
-        print(f"packet: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return exit_status.of("packet", run)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from moet_w2.errors import MoetError
+from moet_w2 import exit_status
 from validation.core import digest
 from validation.core.errors import CaseError, ReplayError
 
@@ -116,13 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--out", type=Path, metavar="FILE")
     what.add_argument("--check", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
+    return exit_status.of("score", lambda: _score(args))
+
+
+def _score(args: argparse.Namespace) -> int:
     try:
         found = score(args.folder, args.sheets)
         text = json.dumps(found, indent=1) + "\n"
         if args.out:
             args.out.write_text(text, encoding="utf-8")
         same = args.check is None or args.check.read_text(encoding="utf-8") == text
-    except (MoetError, OSError) as error:
+    except OSError as error:
         print(f"score: error: {error}", file=sys.stderr)
         return 2
     for run, result in found["runs"].items():

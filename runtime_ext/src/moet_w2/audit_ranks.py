@@ -70,19 +70,24 @@ def check_replaceable(path: Path) -> None:
         AuditError: what stands there is no file, no audit of whichever schema version, or cannot be read.
     """
     for left in (path, *_of_ranks(path, path.suffix)):
-        why = "is no audit"
-        try:
-            if not left.exists():
-                continue
-            # A device or a pipe is not opened: it need not end.
-            text = left.read_bytes() if left.is_file() else b"{}"
-            ours = not text or json.loads(text).get("schema") == audit.SCHEMA_NAME
-        except OSError as error:
-            ours, why = False, f"cannot be read ({error.strerror})"
-        except (ValueError, AttributeError, RecursionError):
-            ours = False
-        if not ours:
-            raise AuditError(f"{left} {why}, and a start would replace it; set W2_AUDIT_PATH to another file")
+        if (fault := _fault(left)) is not None:
+            raise AuditError(f"{left} {fault}, and a start would replace it; set W2_AUDIT_PATH to another file")
+
+
+def _fault(file: Path) -> str | None:
+    """Why what stands there is no server's to replace; None where it is, or where nothing stands."""
+    try:
+        if not file.exists():
+            return None
+        if file.is_file():  # a device or a pipe is not opened: it need not end
+            text = file.read_bytes()
+            if not text or json.loads(text).get("schema") == audit.SCHEMA_NAME:
+                return None
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    return "is no audit"
 
 
 def _of_ranks(path: Path, suffix: str) -> list[Path]:

@@ -117,9 +117,9 @@ def _recipe(subject: Subject) -> list[Check]:
         checks += made("folders", lambda: storage.check(subject, chosen, report, plan), "name other folders")
     else:
         checks.append(skipped("memory, folders, disk space", "settings and checkpoint must hold first"))
-    return [
-        *checks,
-        *made("JIT caches", lambda: storage.check_jit(subject), "set CACHE_ROOT to a folder that can be written"),
-        *made("port", lambda: launch.check_port(subject), "set HOST or PORT"),
-        *made("files", lambda: launch.check_files(subject), "make them writable"),
-    ]
+    checks += made("JIT caches", lambda: storage.check_jit(subject), "set CACHE_ROOT to a folder that can be written")
+    checks += made("port", lambda: launch.check_port(subject), "set HOST or PORT")
+    checks += made("program", lambda: launch.check_program(subject), "make it readable")
+    if (audit := subject.command.audit_path) is not None:
+        checks += made("audit", lambda: launch.check_audit(audit), "set W2_AUDIT_PATH")
+    return checks

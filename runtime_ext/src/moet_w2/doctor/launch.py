@@ -11,9 +11,9 @@ from .. import audit_ranks, checkpoint, envs, launch_checks, refusals
 from ..cache.key import identity
 from ..checkpoint import CheckpointReport
 from ..config import W2Config
-from ..errors import AuditError, CheckpointError
+from ..errors import CheckpointError
 from .memory import gib
-from .report import Check, fail, ok, told, warn
+from .report import Check, fail, ok, warn
 from .storage import standing, writable
 from .subject import CPU, CUDA, Subject
 
@@ -124,26 +124,23 @@ def check_port(subject: Subject) -> Check:
     return ok("port", f"{port} on {host} is free")
 
 
-def check_files(subject: Subject) -> Iterator[Check]:
-    """The program, and whether what it writes can be written."""
+def check_program(subject: Subject) -> Check:
     program = Path(subject.command.argv[0])
     if program.is_file():
-        yield ok("program", str(program))
-    else:
-        remedy = f"set up the serving environment with: {_SETUP[subject.kind]}"
-        yield fail("program", f"{program} does not exist", remedy)
-    if (audit := subject.command.audit_path) is not None:
-        place = standing(audit.parent)
-        if audit.is_dir():
-            yield fail("audit", f"{audit} is a folder", "set W2_AUDIT_PATH to a file in it")
-        elif not writable(place):
-            yield fail("audit", f"{audit} cannot be written ({place})", "set W2_AUDIT_PATH")
-        else:
-            try:
-                audit_ranks.check_replaceable(audit)
-                yield ok("audit", f"{audit} can be written")
-            except AuditError as error:
-                yield told("audit", error, "set W2_AUDIT_PATH")
+        return ok("program", str(program))
+    remedy = f"set up the serving environment with: {_SETUP[subject.kind]}"
+    return fail("program", f"{program} does not exist", remedy)
+
+
+def check_audit(audit: Path) -> Check:
+    """Whether a start can write its audit there, and takes away nobody's file by it."""
+    place = standing(audit.parent)
+    if audit.is_dir():
+        return fail("audit", f"{audit} is a folder", "set W2_AUDIT_PATH to a file in it")
+    if not writable(place):
+        return fail("audit", f"{audit} cannot be written ({place})", "set W2_AUDIT_PATH")
+    audit_ranks.check_replaceable(audit)
+    return ok("audit", f"{audit} can be written")
 
 
 def program() -> Path:
