@@ -1,7 +1,8 @@
-"""Power and PCIe traffic of one GPU, sampled by NVML beside whatever runs.
+"""Power, PCIe traffic and busy time of one GPU, sampled by NVML beside whatever runs.
 
-NVML's PCIe counters are means over the 20 ms before each question. Energy is the driver's own counter where the
-device has one. Nothing is allocated on the GPU.
+NVML's PCIe counters are means over the 20 ms before each question. Busy is the share of time in which any kernel ran,
+over a span of NVML's own, 1/6 to 1 s (nvmlUtilization_t); a GPU that waits for its host's launches shows there. Energy
+is the driver's own counter where the device has one. Nothing is allocated on the GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Gauges:
         if self.absent is not None:
             yield lambda: None
             return
-        seen: list[tuple[float | None, float | None, float | None]] = []
+        seen: list[tuple[float | None, ...]] = []
         ended, before = threading.Event(), self._energy()
 
         def sample() -> None:
@@ -69,22 +70,25 @@ class Gauges:
             ended.set()
             thread.join()
             after = self._energy()
-            power, to_gpu, from_gpu = (_span(values) for values in zip(*seen, strict=True))
+            power, to_gpu, from_gpu, busy = (_span(values) for values in zip(*seen, strict=True))
             told |= {
                 "samples": len(seen),
                 "power_watts": power,
                 "energy_joules": None if before is None or after is None else after - before,
+                "busy_percent": busy,
                 "pcie_to_gpu_gb_per_s": to_gpu,
                 "pcie_from_gpu_gb_per_s": from_gpu,
                 "link": self._link(),
             }
 
-    def _sample(self) -> tuple[float | None, float | None, float | None]:
+    def _sample(self) -> tuple[float | None, ...]:
         library = self._library
         watts = self._ask(library.nvmlDeviceGetPowerUsage)  # mW
         received = self._ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_RX_BYTES)  # KB/s
         sent = self._ask(library.nvmlDeviceGetPcieThroughput, library.NVML_PCIE_UTIL_TX_BYTES)
-        return _scaled(watts, 1e-3), _scaled(received, 1e-6), _scaled(sent, 1e-6)
+        busy = self._ask(library.nvmlDeviceGetUtilizationRates)
+        busy = None if busy is None else float(busy.gpu)
+        return _scaled(watts, 1e-3), _scaled(received, 1e-6), _scaled(sent, 1e-6), busy
 
     def _energy(self) -> float | None:
         return _scaled(self._ask(self._library.nvmlDeviceGetTotalEnergyConsumption), 1e-3)  # mJ

@@ -32,6 +32,7 @@ GPU = {
     "samples": 9,
     "power_watts": {"mean": 412.4, "most": 500.0},
     "energy_joules": 1000.0,
+    "busy_percent": {"mean": 71.0, "most": 90.0},
     "pcie_to_gpu_gb_per_s": {"mean": 31.2, "most": 48.0},
     "pcie_from_gpu_gb_per_s": {"mean": 0.1, "most": 0.2},
     "link": {"generation": 5, "width": 16},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 
 class Nvml:
     """pynvml as far as gauges ask, of one device; what is named in ``missing`` is not supported there."""
@@ -38,6 +40,9 @@ class Nvml:
 
     def nvmlDeviceGetPcieThroughput(self, device: str, counter: int) -> int:
         return 51_400_000 if counter == self.NVML_PCIE_UTIL_RX_BYTES else 1_000
+
+    def nvmlDeviceGetUtilizationRates(self, device: str) -> SimpleNamespace:
+        return SimpleNamespace(gpu=63, memory=20)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, device: str) -> int:
         self.joules += 7

@@ -26,13 +26,20 @@ def test_a_phase_has_mean_and_most_of_what_was_sampled() -> None:
     assert found["power_watts"] == {"mean": pytest.approx(150 + 50 * many), "most": pytest.approx(100 + 100 * many)}
     assert found["pcie_to_gpu_gb_per_s"]["mean"] == pytest.approx(51.4)
     assert found["pcie_from_gpu_gb_per_s"]["most"] == pytest.approx(1e-3)
+    assert found["busy_percent"] == {"mean": 63.0, "most": 63.0}
     assert found["energy_joules"] == 7 and found["link"] == {"generation": 5, "width": 16}
 
 
 def test_what_a_device_does_not_tell_is_left_out() -> None:
     found = seen(
-        Nvml("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetCurrPcieLinkWidth")
+        Nvml(
+            "nvmlDeviceGetPowerUsage",
+            "nvmlDeviceGetTotalEnergyConsumption",
+            "nvmlDeviceGetCurrPcieLinkWidth",
+            "nvmlDeviceGetUtilizationRates",
+        )
     )
+    assert found["busy_percent"] is None
     assert found["power_watts"] is None and found["energy_joules"] is None and found["link"] is None
     assert found["pcie_to_gpu_gb_per_s"]["most"] == pytest.approx(51.4)
 
