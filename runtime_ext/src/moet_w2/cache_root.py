@@ -38,6 +38,8 @@ class JitCache:
     read_by: tuple[str, str]
 
 
+_TRTLLM_COMPILER = "flashinfer/data/csrc/nv_internal/tensorrt_llm/deep_gemm/compiler.cuh"
+
 JIT_CACHES = (
     JitCache("VLLM_CACHE_ROOT", "vllm", ("vllm", "vllm/envs.py")),
     # vLLM sets it below VLLM_CACHE_ROOT where it is not set; the DeepGEMM that it ships reads it.
@@ -49,6 +51,8 @@ JIT_CACHES = (
     JitCache("TILELANG_CACHE_DIR", "tilelang", ("tilelang", "tilelang/env.py")),
     # The base: FlashInfer's kernels, cubins and autotuning lie in .cache/flashinfer below it.
     JitCache("FLASHINFER_WORKSPACE_BASE", "flashinfer", ("flashinfer-python", "flashinfer/jit/env.py")),
+    # Its block-scaled GEMMs of few rows are compiled by a DeepGEMM of their own, otherwise into ~/.tensorrt_llm.
+    JitCache("TRTLLM_DG_CACHE_DIR", "trtllm_deep_gemm", ("flashinfer-python", _TRTLLM_COMPILER)),
     # Read as <name of the DSL>_CACHE_DIR there; spelled out by FlashInfer, which sets it where it is not set.
     JitCache("CUTE_DSL_CACHE_DIR", "cute_dsl", ("flashinfer-python", "flashinfer/prims_ts/utils.py")),
     JitCache("QUACK_CACHE_DIR", "quack", ("quack-kernels", "quack/cache/__init__.py")),
