@@ -15,8 +15,10 @@ Measured on 2 cores without a GPU (TileLang 0.1.12, target sm_90a): one key took
 12 keys in 8 threads cost a tenth more CPU time than one by one, and the process grew from 0.7 to 1.5 GB. Cache entries
 have the same names, so a start with one schedule finds what another has left. The generated CUDA was the same for 10
 keys of 12; TileLang places one barrier of the kernel without norm by chance, in fresh processes of one thread too.
-Linking, half a second a key, is behind a lock of TileLang's. How 8 threads fare on 16 cores, and all of it on a
-machine with a GPU, has not been measured.
+Linking, half a second a key, is behind a lock of TileLang's.
+
+On the host of an H200, 16 cores, 8 threads: 95 s for the 31 keys, where single ones had taken 14 to 18 s a moment before,
+and 109 s for vLLM's whole JIT warm-up. One by one that had been 381 s on the host of another H200.
 """
 
 from __future__ import annotations
