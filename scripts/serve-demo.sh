@@ -21,13 +21,13 @@ READY_SECONDS="${MOET_READY_SECONDS:-300}"
 STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
 
 start() {
-  local env="$1" url pid seconds status=0
+  local env="$1" rendered url pid seconds status=0
   shift
   if [[ -f "$PID_FILE" ]] && is_server "$(<"$PID_FILE")"; then
     die 1 "a server already runs here (process $(<"$PID_FILE")); stop it with scripts/serve-demo.sh --stop"
   fi
-  url="$("$env/bin/moet" serve --recipe "$RECIPE" --dry-run --print json "$@" \
-    | "$env/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["base_url"])')"
+  rendered="$("$env/bin/moet" serve --recipe "$RECIPE" --dry-run --print json "$@")" || exit $? # 2 for bad input
+  url="$("$env/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["base_url"])' <<<"$rendered")"
   # Its answers would pass for those of the server that is to be started, and cannot have the port.
   if PYTHONPATH="$MOET_ROOT" "$env/bin/python" -m validation.ready --base-url "$url" --timeout 0 >/dev/null 2>&1; then
     die 1 "a server answers at $url already; stop it, or choose another PORT"

@@ -81,10 +81,11 @@ def test_broken_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'"),
+        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'.*: set MODEL_PATH"),
         ({"model_type": None}, "config.json has no model_type; moet_w2 serves deepseek_v4"),
         ({"expert_dtype": "fp8"}, "not MXFP4 .*expert_dtype 'fp8'"),
         ({"quantization_config": None}, "not MXFP4 .*quant_method None"),
+        ({"quantization_config": ["fp8"]}, "has a list as quantization_config"),
         ({"quantization_config": {"quant_method": "awq"}}, "not MXFP4 .*quant_method 'awq'"),
         ({"quantization_config": {"quant_method": "fp8", "moe_quant_algo": "NVFP4"}}, "moe_quant_algo 'NVFP4'"),
         ({"n_routed_experts": 0}, "n_routed_experts=0"),

@@ -122,6 +122,12 @@ def test_background_does_not_take_another_servers_answers_for_its_own(scripts, t
     assert not (tmp_path / "run" / "server.pid").exists()
 
 
+def test_background_ends_with_2_on_bad_input(scripts, tmp_path):
+    done = scripts("serve-demo.sh", "--background", "--no-such-option")
+    assert done.returncode == 2 and "--no-such-option" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run" / "server.pid").exists()
+
+
 def test_background_reports_why_a_server_did_not_start(tmp_path):
     """With the real launcher: its one line comes through, at once, and no process file stays."""
     environment = clean_environment(

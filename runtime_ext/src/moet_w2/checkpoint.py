@@ -115,8 +115,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind != "deepseek_v4":
         what = "config.json has no model_type" if kind is None else f"model_type is {kind!r}"
-        raise CheckpointError(f"{folder}: {what}; moet_w2 serves deepseek_v4 checkpoints only")
+        raise CheckpointError(
+            f"{folder}: {what}; moet_w2 serves deepseek_v4 checkpoints only: set MODEL_PATH to the folder of one"
+        )
     quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"{folder}: config.json has a {type(quantization).__name__} as quantization_config, where an object is "
+            "needed; download config.json again"
+        )
     check_experts_are_mxfp4(str(folder), config.get("expert_dtype", "fp4"), quantization)
     for field in _FIELDS:
         if type(config.get(field)) is not int or config[field] < 1:
