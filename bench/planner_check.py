@@ -3,8 +3,9 @@
     python bench/planner_check.py --recipes FOLDER [--hbm-gbs N] [--pcie-gbs N] [--out FILE] RESULT...
 
 RESULT are files of bench/serving.py. Each is predicted twice: with the planner's constants as they are, and with those
-that the first file gives (memory that context, graphs and step take; fixed time of a layer). The first file then fits
-by construction, so what counts is the others: with other mapped layers, and with four requests. A figure that the
+that the first file gives (memory that context, graphs and step take; fixed time of a layer; launches of a layer in a
+chunk of prefill, from the first token after the short prompt of its decode). The first file then fits by construction,
+so what counts is the others: with other mapped layers, with four requests, and with long prompts. A figure that the
 planner's own constants were fitted to is marked, too.
 
 What the workload decided is taken from the result, for both: tokens that a step gave, routings that found FP4, and
@@ -127,11 +128,15 @@ class Server:
 
     def seen(self, link_gbs: float) -> Measured:
         """What the constants are solved for from."""
+        client = self._decodes["1"]["client"]
+        prompt, first = (client.get(name, [0])[0] for name in ("prompt_tokens", "first_token_seconds"))
         return Measured(
             int(self.document["reported"]["kv_cache_gib"] * GIB),
             self.measured["decode 1x, tokens/s"],
             self.tokens_per_step["1"],
             link_bytes=self.reads("1", link_gbs)[0],
+            prompt_tokens=prompt,
+            first_token_seconds=first,
         )
 
     def predicted(self, machine: Machine, given: Assumptions) -> dict[str, float]:
@@ -188,6 +193,7 @@ def compare(servers: Sequence[Server], hbm_gbs: float, link_gbs: float) -> dict[
             "runtime_gib": None if given.runtime_bytes is None else given.runtime_bytes / GIB,
             "layer_us": given.costs.layer_us,
             "step_us": given.costs.step_us,
+            "prefill_launch_us": given.costs.prefill_launch_us,
         },
         "assumed": {"hbm_gbs": hbm_gbs, "link_gbs": link_gbs},
         "changed_since": [each.name for each in servers if each.changed],

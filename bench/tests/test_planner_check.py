@@ -20,7 +20,7 @@ from moet_w2.planner.machine import GIB, Machine
 from moet_w2.planner.placements import Assumptions
 
 RECIPES = facts.ROOT / "bench" / "recipes"
-TRUTH = Assumptions(Costs(layer_us=300.0), runtime_bytes=2 * GIB, tokens_per_step=1.2)
+TRUTH = Assumptions(Costs(layer_us=300.0, prefill_launch_us=5000.0), runtime_bytes=2 * GIB, tokens_per_step=1.2)
 
 
 def served(folder, name, slower=1.0, link_bytes=None, phase=None):
@@ -37,11 +37,16 @@ def served(folder, name, slower=1.0, link_bytes=None, phase=None):
     machine = Machine(int(loaded.device.vram_gib * GIB), 1 << 40, planner_check.HBM_GBS, planner_check.LINK_GBS, sm=9)
     model, settings, mapped = predict.of_recipe(loaded)
     made = predict.predict(
-        model, machine, settings, mapped, context=1024, prompts=(32768,), given=TRUTH, link_bytes=link_bytes
+        model, machine, settings, mapped, context=1024, prompts=(512, 32768), given=TRUTH, link_bytes=link_bytes
     )
     phases = {
         f"decode_{count}x1024": {
-            "client": {"decode_tokens_per_s": step.tokens_per_s / slower, "tokens": [1024] * count},
+            "client": {
+                "decode_tokens_per_s": step.tokens_per_s / slower,
+                "tokens": [1024] * count,
+                "prompt_tokens": [512] * count,
+                "first_token_seconds": [made.prefill_seconds[512] + step.step_seconds] * count,
+            },
             "speculation": {"tokens_per_step": 1.2},
             **(phase(count) if phase else {}),
         }
@@ -62,6 +67,7 @@ def test_constants_of_one_server_predict_the_others(tmp_path):
         [served(tmp_path, name) for name in names], planner_check.HBM_GBS, planner_check.LINK_GBS
     )
     assert found["constants"]["layer_us"] == pytest.approx(300.0)
+    assert found["constants"]["prefill_launch_us"] == pytest.approx(5000.0)
     assert len(found["rows"]) == 3 * 4
     assert all(abs(row["off_by_with_constants"]) < 1e-3 for row in found["rows"])
     assert any(abs(row["off_by"]) > 0.05 for row in found["rows"])

@@ -56,6 +56,27 @@ def test_a_short_step_leaves_nothing_to_layers():
     assert given.costs.step_us == pytest.approx(300.0) and given.costs.layer_us == pytest.approx(0.0)
 
 
+def first_token(launch_us, prompt=768):
+    """What is seen of a host that takes so long to launch a layer of prefill."""
+    truth = replace(TRUTH, costs=replace(TRUTH.costs, prefill_launch_us=launch_us))
+    found = predict.predict(MODEL, card(), Settings(), MAPPED, context=1024, prompts=(prompt,), given=truth)
+    seconds = found.prefill_seconds[prompt] + found.decode[1].step_seconds
+    return replace(seen(), prompt_tokens=prompt, first_token_seconds=seconds)
+
+
+def test_a_hosts_launches_are_found_in_the_first_token_of_a_short_prompt():
+    for launch_us in (9000.0, 30000.0):
+        given = calibrated(MODEL, card(), Settings(), MAPPED, first_token(launch_us))
+        assert given.costs.prefill_launch_us == pytest.approx(launch_us)
+
+
+@pytest.mark.parametrize("figures", [first_token(10.0), first_token(9000.0, prompt=32), first_token(9000.0, 5000)])
+def test_launches_that_do_not_show_stay_as_assumed(figures):
+    # The card itself takes longer; a graph launches all of it; and a prompt of several chunks is not only launches.
+    given = calibrated(MODEL, card(), Settings(), MAPPED, figures)
+    assert given.costs.prefill_launch_us == Costs().prefill_launch_us
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -1,8 +1,8 @@
 """Constants from one measured server, in place of those that were assumed or taken from elsewhere.
 
-A server tells two things that the model cannot compute: how much memory context, graphs and the peak of a step took,
-and how long a step takes beyond its reads. Both are solved for from one configuration; what they predict of another
-one, with other mapped layers, is then a test of the rest.
+A server tells things that the model cannot compute: how much memory context, graphs and the peak of a step took, how
+long a step takes beyond its reads, and how long its host takes to launch a chunk of prefill. They are solved for from
+one configuration; what they predict of another one, with other mapped layers, is then a test of the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from . import memory, speed
+from . import memory, prefill, speed
+from .costs import Costs
 from .machine import Machine
 from .model import Model
 from .placements import DEFAULT, Assumptions
@@ -28,6 +29,8 @@ class Measured:
         tokens_per_step: 1 + accepted tokens a draft; 1 without speculation.
         context: tokens that the request had behind it, on average.
         link_bytes: bytes that a step of this request read over the link; None: not counted.
+        prompt_tokens: of a prompt that was one chunk and that no graph covers; 0: none was timed.
+        first_token_seconds: until the first token after it.
     """
 
     kv_bytes: int
@@ -35,6 +38,8 @@ class Measured:
     tokens_per_step: float = 1.0
     context: int = 1024
     link_bytes: float | None = None
+    prompt_tokens: int = 0
+    first_token_seconds: float = 0.0
 
 
 def calibrated(
@@ -83,4 +88,20 @@ def calibrated(
     layers = model.layers if settings.speculative else model.target_layers
     step = min(given.costs.step_us, fixed)
     costs = replace(given.costs, step_us=step, layer_us=(fixed - step) / layers)
+    if settings.graph_tokens < measured.prompt_tokens <= settings.chunk:
+        costs = replace(costs, prefill_launch_us=_launch_us(model, machine, settings, mapped, measured, costs))
     return replace(given, runtime_bytes=runtime, costs=costs, tokens_per_step=measured.tokens_per_step)
+
+
+def _launch_us(
+    model: Model, machine: Machine, settings: Settings, mapped: tuple[int, ...], measured: Measured, costs: Costs
+) -> float:
+    """Launches of a layer in a chunk of prefill: the first token's time less that of a decode step, which follows it.
+
+    Where the card alone would have taken that long, the host's share does not show, and what was assumed stays.
+    """
+    took = measured.first_token_seconds - measured.tokens_per_step / measured.tokens_per_s
+    card = prefill.seconds(
+        model, machine, settings, mapped, measured.prompt_tokens, replace(costs, prefill_launch_us=0.0)
+    )
+    return took / model.target_layers * 1e6 if took > card else costs.prefill_launch_us
