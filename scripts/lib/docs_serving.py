@@ -79,16 +79,27 @@ def peers(result: dict[str, Any]) -> list[str]:
 
 
 def speculation(result: dict[str, Any]) -> list[str]:
-    """Greedy decoding with DSpark against without, beside the engine without it against itself."""
+    """Greedy decoding with DSpark against without, beside the engine without it against itself, token by token."""
     found, control = result["dspark_against_plain"], result["plain_alone_against_together"]
-    apart, own = (max(one["margin"] for one in each["differences"]) for each in (found, control))
+    words, own = (result["traced"][name]["words"] for name in ("dspark", "together"))
+    planted = result["planted"]
     return [
-        f"of {found['prompts']} prompts {found['equal']} give the same {result['tokens']} tokens with DSpark as "
-        f"without; without it, asked for one at a time and four at a time, {control['equal']} do",
         f"Drafting, with {result['layers']} layers and made-up weights",
-        f"the two candidates are at most {apart:.1f} nats apart in the engine without it; where that engine differs "
-        f"from itself, at most {own:.1f}",
+        f"of {found['prompts']} prompts {found['equal']} give the same {result['tokens']} tokens with DSpark as "
+        f"without; without it, of {control['prompts']} asked for one at a time and four at a time, {control['equal']} "
+        "do",
+        f"Of the {_tokens(words):,} tokens of DSpark's answers {words['first']:,} are what the engine without it holds "
+        f"for the likeliest when it reads them; of {_tokens(own):,} of its own {own['first']:,} are",
+        f"Of DSpark's other {_tokens(words) - words['first']}, {words['order']} lead in another batch shape of that "
+        f"engine, {words['spread']} is behind by less than shapes differ at that place, {words['noise']} by no more "
+        f"than the bound, and {words['wrong'] or 'none'} by more",
+        f"Of {planted['random']['planted']} random tokens that were planted {planted['random']['found']} were found, of "
+        f"{planted['second']['planted']} second choices {planted['second']['found']}",
     ]
+
+
+def _tokens(words: dict[str, int]) -> int:
+    return sum(words.values())
 
 
 def _pair(rates: dict[str, dict[str, float]], digits: int) -> str:
