@@ -94,6 +94,7 @@ CODE: dict[str, Callable[[], Any]] = {
         "300k of the table": content("serving_h200-300k.json"),
         **{name: content(f"{RESULTS}/held/serving_h200-{name}.json") for name in ("300k", "512k")},
     },
+    "again": lambda: {name: content(f"{RESULTS}/held/serving_h200-{name}_again.json") for name in ("resident", "300k")},
     "servers": lambda: {name: content(f"serving_h200-{name}.json") for name in ("resident", "300k", "512k")},
 }
 """Sources that are code, or several files: sizes by geometry and recipes, limits and reported figures by the modules

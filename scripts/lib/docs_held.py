@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs_serving import longest_stop, rate
+from docs_serving import longest_stop, rate, step_ms
 
 LENGTHS = {"300k": "prefill_250000", "512k": "prefill_520000"}
 
@@ -58,6 +58,38 @@ def kept_up(results: dict[str, dict[str, Any]]) -> str:
 def stops(results: dict[str, dict[str, Any]]) -> str:
     """How long a stop while answering took at most."""
     return f"SIGTERM took up to {longest_stop(results[name] for name in LENGTHS):.1f} s"
+
+
+def once_more(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What three mapped draft layers make of a step, of two servers on one host within minutes.
+
+    Of one request: four end one after the other, and their last steps hold fewer.
+    """
+    resident, mapped = (results[name] for name in ("resident", "300k"))
+    first, second = step_ms(resident), step_ms(mapped)
+    return [
+        f"A step of one request took {first:.1f} ms with every layer in VRAM and {second:.1f} ms with the three draft "
+        f"layers mapped, {100 * (second / first - 1):.0f}% more",
+        f"accepted {_accepted(resident):.1f} and {_accepted(mapped):.1f} tokens a step",
+    ]
+
+
+def launches(results: dict[str, dict[str, Any]]) -> list[str]:
+    """How busy the GPU was with a prompt of 32,768 tokens, how long that took, and what the planner had said."""
+    resident, mapped = (results[name] for name in ("resident", "300k"))
+    phases = [result["phases"]["prefill_32768"] for result in (resident, mapped)]
+    busy, seconds = ([phase["gpu"]["busy_percent"]["mean"] for phase in phases], [_first(phase) for phase in phases])
+    said = [result["prediction"]["prefill_seconds"]["32768"] for result in (resident, mapped)]
+    short = [1000 * _first(result["phases"]["decode_1x1024"])[0] for result in (resident, mapped)]
+    return [
+        f"a prompt of 32,768 tokens the GPU was busy {busy[0]:.0f}% and {busy[1]:.0f}% of the time",
+        f"took {seconds[0]:.1f} and {seconds[1]:.1f} s where the planner had said {said[0]:.1f} and {said[1]:.1f}",
+        f"The first token after 512 tokens came after {short[0]:.0f} and {short[1]:.0f} ms",
+    ]
+
+
+def _first(phase: dict[str, Any]) -> Any:
+    return phase["client"]["first_token_seconds"]
 
 
 def _other_engine(results: dict[str, dict[str, Any]]) -> float:

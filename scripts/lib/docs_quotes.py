@@ -166,6 +166,8 @@ QUOTES: tuple[Quote, ...] = (
     Quote(VALIDATION, "held", docs_held.compiled),
     Quote(VALIDATION, "held", docs_held.kept_up),
     Quote(VALIDATION, "held", docs_held.stops),
+    Quote(VALIDATION, "again", docs_held.once_more),
+    Quote(VALIDATION, "again", docs_held.launches),
     Quote(VALIDATION, "profiles", docs_memory.room),
     Quote(VALIDATION, "profiles", docs_memory.kv_caches),
     Quote(VALIDATION, "planner_h200.json", docs_memory.rates),

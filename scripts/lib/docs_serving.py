@@ -15,6 +15,11 @@ def rate(result: dict[str, Any], requests: str) -> float:
     return result["phases"][DECODE[requests]]["client"]["decode_tokens_per_s"]
 
 
+def step_ms(result: dict[str, Any]) -> float:
+    """Milliseconds of a decode step of one request, from the client's rate and the drafts that were accepted."""
+    return 1000 * result["phases"][DECODE["one"]]["speculation"]["tokens_per_step"] / rate(result, "one")
+
+
 def price(results: dict[str, dict[str, Any]]) -> list[str]:
     """What mapping costs, by the servers' names: share of the decode rate with every layer in VRAM."""
     resident = results["resident"]
@@ -93,8 +98,8 @@ def speculation(result: dict[str, Any]) -> list[str]:
         f"Of DSpark's other {_tokens(words) - words['first']}, {words['order']} lead in another batch shape of that "
         f"engine, {words['spread']} is behind by less than shapes differ at that place, {words['noise']} by no more "
         f"than the bound, and {words['wrong'] or 'none'} by more",
-        f"Of {planted['random']['planted']} random tokens that were planted {planted['random']['found']} were found, of "
-        f"{planted['second']['planted']} second choices {planted['second']['found']}",
+        f"Of {planted['random']['planted']} random tokens that were planted {planted['random']['found']} were found, "
+        f"of {planted['second']['planted']} second choices {planted['second']['found']}",
     ]
 
 
