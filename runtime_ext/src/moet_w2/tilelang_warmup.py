@@ -17,8 +17,8 @@ have the same names, so a start with one schedule finds what another has left. T
 keys of 12; TileLang places one barrier of the kernel without norm by chance, in fresh processes of one thread too.
 Linking, half a second a key, is behind a lock of TileLang's.
 
-On the host of an H200, 16 cores, 8 threads: 95 s for the 31 keys, where single ones had taken 14 to 18 s a moment before,
-and 109 s for vLLM's whole JIT warm-up. One by one that had been 381 s on the host of another H200.
+On the host of an H200, 16 cores, 8 threads: 95 s for the 31 keys, where single ones had taken 14 to 18 s a moment
+before, and 109 s for vLLM's whole JIT warm-up. One by one that had been 381 s on the host of another H200.
 """
 
 from __future__ import annotations
