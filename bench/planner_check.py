@@ -4,9 +4,9 @@
 
 RESULT are files of bench/serving.py. Each is predicted twice: with the planner's constants as they are, and with those
 that the first file gives (memory that context, graphs and step take; fixed time of a layer; launches of a layer in a
-chunk of prefill, from the first token after the short prompt of its decode). The first file then fits by construction,
-so what counts is the others: with other mapped layers, with four requests, and with long prompts. A figure that the
-planner's own constants were fitted to is marked, too.
+chunk of prefill, from the first token after the short prompt of its decode). Its KV cache and the decode rate of one
+request then fit by construction, so what counts is all else: four requests, long prompts, and the other files, with
+other mapped layers. A figure that the planner's own constants were fitted to is marked, too.
 
 What the workload decided is taken from the result, for both: tokens that a step gave, routings that found FP4, and
 bytes that a step read over the link. Those are counted exactly (moet_mapped_read_bytes_total). A result without that
@@ -129,7 +129,7 @@ class Server:
     def seen(self, link_gbs: float) -> Measured:
         """What the constants are solved for from."""
         client = self._decodes["1"]["client"]
-        prompt, first = (client.get(name, [0])[0] for name in ("prompt_tokens", "first_token_seconds"))
+        prompt, first = (client[name][0] for name in ("prompt_tokens", "first_token_seconds"))
         return Measured(
             int(self.document["reported"]["kv_cache_gib"] * GIB),
             self.measured["decode 1x, tokens/s"],

@@ -21,8 +21,14 @@ READY_SECONDS="${MOET_READY_SECONDS:-300}"
 STOP_SECONDS="${MOET_STOP_SECONDS:-30}"
 
 start() {
-  local env="$1" rendered url pid seconds status=0
+  local env="$1" word rendered url pid seconds status=0
   shift
+  for word in "$@"; do
+    case "$word" in
+      -h | --help) exec "$env/bin/moet" serve --help ;;
+      --dry-run | --print | --print=*) die 2 "$word starts no server; leave out --background" ;;
+    esac
+  done
   if [[ -f "$PID_FILE" ]] && is_server "$(<"$PID_FILE")"; then
     die 1 "a server already runs here (process $(<"$PID_FILE")); stop it with scripts/serve-demo.sh --stop"
   fi

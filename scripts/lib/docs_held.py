@@ -22,7 +22,7 @@ def said(results: dict[str, dict[str, Any]]) -> list[str]:
         f"Prompts of {_tokens('300k')} and {_tokens('512k')} tokens were answered after {_seconds(one, '300k'):.1f} s "
         f"and {_seconds(other, '512k'):.1f} s; it had said {_predicted(one, '300k'):.1f} s and "
         f"{_predicted(other, '512k'):.1f} s",
-        f"accepted {_accepted(one):.1f} tokens a step, not {_accepted(results['300k of the table']):.1f}",
+        f"got {_tokens_a_step(one):.1f} tokens a step, not {_tokens_a_step(results['300k of the table']):.1f}",
     ]
 
 
@@ -70,7 +70,7 @@ def once_more(results: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"A step of one request took {first:.1f} ms with every layer in VRAM and {second:.1f} ms with the three draft "
         f"layers mapped, {100 * (second / first - 1):.0f}% more",
-        f"accepted {_accepted(resident):.1f} and {_accepted(mapped):.1f} tokens a step",
+        f"got {_tokens_a_step(resident):.1f} and {_tokens_a_step(mapped):.1f} tokens a step",
     ]
 
 
@@ -81,10 +81,13 @@ def launches(results: dict[str, dict[str, Any]]) -> list[str]:
     busy, seconds = ([phase["gpu"]["busy_percent"]["mean"] for phase in phases], [_first(phase) for phase in phases])
     said = [result["prediction"]["prefill_seconds"]["32768"] for result in (resident, mapped)]
     short = [1000 * _first(result["phases"]["decode_1x1024"])[0] for result in (resident, mapped)]
+    reached = mapped["phases"]["prefill_250000"]["counters"]["moet_prefill_computed_tokens_total"]
     return [
         f"a prompt of 32,768 tokens the GPU was busy {busy[0]:.0f}% and {busy[1]:.0f}% of the time",
         f"took {seconds[0]:.1f} and {seconds[1]:.1f} s where the planner had said {said[0]:.1f} and {said[1]:.1f}",
         f"The first token after 512 tokens came after {short[0]:.0f} and {short[1]:.0f} ms",
+        f"repeated prompt took {_first(resident['phases']['repeated_32768']):.1f} s in the first of these servers",
+        f"had computed {reached:,.0f} of 250,000 tokens",
     ]
 
 
@@ -110,5 +113,5 @@ def _predicted(result: dict[str, Any], name: str) -> float:
     return result["prediction"]["prefill_seconds"][LENGTHS[name].removeprefix("prefill_")]
 
 
-def _accepted(result: dict[str, Any]) -> float:
+def _tokens_a_step(result: dict[str, Any]) -> float:
     return result["phases"]["decode_1x1024"]["speculation"]["tokens_per_step"]

@@ -87,7 +87,10 @@ def speculation(result: dict[str, Any]) -> list[str]:
     """Greedy decoding with DSpark against without, beside the engine without it against itself, token by token."""
     found, control = result["dspark_against_plain"], result["plain_alone_against_together"]
     words, own = (result["traced"][name]["words"] for name in ("dspark", "together"))
-    planted = result["planted"]
+    random, second, follows = (result["planted"][kind] for kind in ("random", "second", "follows"))
+    odd, own_odd = (result["not_explained_by_shapes"][name] for name in ("dspark", "together"))
+    behind = sorted(map(_least, odd))
+    differing = {one["prompt"] for one in found["differences"]}
     return [
         f"Drafting, with {result['layers']} layers and made-up weights",
         f"of {found['prompts']} prompts {found['equal']} give the same {result['tokens']} tokens with DSpark as "
@@ -96,11 +99,19 @@ def speculation(result: dict[str, Any]) -> list[str]:
         f"Of the {_tokens(words):,} tokens of DSpark's answers {words['first']:,} are what the engine without it holds "
         f"for the likeliest when it reads them; of {_tokens(own):,} of its own {own['first']:,} are",
         f"Of DSpark's other {_tokens(words) - words['first']}, {words['order']} lead in another batch shape of that "
-        f"engine, {words['spread']} is behind by less than shapes differ at that place, {words['noise']} by no more "
-        f"than the bound, and {words['wrong'] or 'none'} by more",
-        f"Of {planted['random']['planted']} random tokens that were planted {planted['random']['found']} were found, "
-        f"of {planted['second']['planted']} second choices {planted['second']['found']}",
+        f"engine, {words['spread']} is behind by no more than shapes differ at that place, {words['noise']} by no more "
+        f"than the bound, which is twice the noise there, and {words['wrong'] or 'none'} by more",
+        f"{random['found']} of {random['planted']} random ones were called wrong, {second['found']} of "
+        f"{second['planted']} second choices, and {follows['found']} of {follows['planted']} that the draft's Markov "
+        f"head would propose, of which {follows['words']['first']} others were the likeliest",
+        f"batch shapes explain all but {len(odd)} tokens. Those are behind by {behind[0]:.2f} and {behind[1]:.2f} nats "
+        f"in their best shape, the engine's own by {max(map(_least, own_odd)):.2f} at most; of the {len(odd)}, the "
+        f"engine without DSpark took {sum(one['answer'] not in differing for one in odd)} itself",
     ]
+
+
+def _least(suspect: dict[str, Any]) -> float:
+    return min(suspect["behind"].values())
 
 
 def _tokens(words: dict[str, int]) -> int:

@@ -21,7 +21,7 @@ from moet_w2 import cli, command, recipe, served
 
 
 def main() -> int:
-    if sys.argv[1] != "serve" or "--dry-run" in sys.argv:
+    if sys.argv[1] != "serve" or {"--dry-run", "--help"} & set(sys.argv):
         return cli.main()
     parser = ArgumentParser()
     parser.add_argument("verb")

@@ -126,6 +126,16 @@ def test_background_ends_with_2_on_bad_input(scripts, tmp_path):
     done = scripts("serve-demo.sh", "--background", "--no-such-option")
     assert done.returncode == 2 and "--no-such-option" in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "run" / "server.pid").exists()
+    for word in ("--dry-run", "--print=shell"):
+        done = scripts("serve-demo.sh", "--background", word)
+        wanted = f"serve-demo.sh: error: {word} starts no server; leave out --background\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+
+
+def test_background_shows_the_launchers_help(scripts, tmp_path):
+    done = scripts("serve-demo.sh", "--background", "--help")
+    assert (done.returncode, done.stderr) == (0, "") and "usage: moet serve" in done.stdout
+    assert not (tmp_path / "run" / "server.pid").exists()
 
 
 def test_background_reports_why_a_server_did_not_start(tmp_path):

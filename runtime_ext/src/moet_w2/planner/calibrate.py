@@ -29,7 +29,7 @@ class Measured:
         tokens_per_step: 1 + accepted tokens a draft; 1 without speculation.
         context: tokens that the request had behind it, on average.
         link_bytes: bytes that a step of this request read over the link; None: not counted.
-        prompt_tokens: of a prompt that was one chunk and that no graph covers; 0: none was timed.
+        prompt_tokens: of a prompt that was less than a chunk and that no graph covers; 0: none was timed.
         first_token_seconds: until the first token after it.
     """
 
@@ -88,7 +88,7 @@ def calibrated(
     layers = model.layers if settings.speculative else model.target_layers
     step = min(given.costs.step_us, fixed)
     costs = replace(given.costs, step_us=step, layer_us=(fixed - step) / layers)
-    if settings.graph_tokens < measured.prompt_tokens <= settings.chunk:
+    if settings.graph_tokens < measured.prompt_tokens < settings.chunk:
         costs = replace(costs, prefill_launch_us=_launch_us(model, machine, settings, mapped, measured, costs))
     return replace(given, runtime_bytes=runtime, costs=costs, tokens_per_step=measured.tokens_per_step)
 
@@ -96,9 +96,11 @@ def calibrated(
 def _launch_us(
     model: Model, machine: Machine, settings: Settings, mapped: tuple[int, ...], measured: Measured, costs: Costs
 ) -> float:
-    """Launches of a layer in a chunk of prefill: the first token's time less that of a decode step, which follows it.
+    """Launches of a layer in a chunk of prefill: the first token's time less that of a decode step.
 
-    Where the card alone would have taken that long, the host's share does not show, and what was assumed stays.
+    That is how :data:`costs.PREFILL_LAUNCH_US` was taken: it stands for what client and server do beside the chunk.
+    Where the card alone would have taken that long, by the model, the host's share does not show, and what was assumed
+    stays.
     """
     took = measured.first_token_seconds - measured.tokens_per_step / measured.tokens_per_s
     card = prefill.seconds(
