@@ -20,7 +20,7 @@ class Card:
     capability: tuple[int, int] = (12, 0)
     total: int = 96 * GIB
     free: int = 95 * GIB
-    compute: tuple[tuple[int, int | None], ...] = ()
+    compute: tuple[tuple[int, int | None], ...] | None = ()
     graphics: tuple[tuple[int, int | None], ...] = ()
     link: tuple[int, int, int, int] | None = (5, 16, 5, 16)
     state: int | None = 0
@@ -95,10 +95,10 @@ class Nvml:
     def nvmlDeviceGetMaxPcieLinkWidth(self, card: Card) -> int:
         return _told(card.link)[3]
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in card.compute]
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, card: Card) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in _told(card.compute)]
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, card: Card) -> list[Any]:
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, card: Card) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in card.graphics]
 
 

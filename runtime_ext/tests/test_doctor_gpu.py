@@ -50,7 +50,8 @@ def test_facts_of_a_card(tmp_path: Path) -> None:
 
 
 def test_facts_that_a_driver_does_not_offer_are_none() -> None:
-    (gpu,) = nvml.read(Nvml([Card(link=None, state=None)])).gpus
+    (gpu,) = nvml.read(Nvml([Card(link=None, state=None, compute=None)])).gpus
+    assert gpu.processes == ()
     assert gpu.link is None and gpu.state is None
     (gpu,) = nvml.read(Nvml([Card(link=(0, 0, 0, 0))])).gpus
     assert gpu.link is None
@@ -192,3 +193,13 @@ def test_weights_that_cannot_fit(tmp_path: Path) -> None:
     assert fits.status is Status.OK  # the recipe serves four layers
     (full,) = gpus.check_weights(found, W2Config(delta_gib=90), report)
     assert full.status is Status.FAIL and full.value.startswith("96.8 GiB at least (4 W2 layers")
+
+
+def test_processes_are_asked_for_by_the_versions_that_raise_what_is_caught() -> None:
+    """pynvml's names without a version raise NVMLLibraryMismatchError, no NVMLError, where the driver is older."""
+    real = pytest.importorskip("pynvml")
+    assert hasattr(real.nvmlDeviceGetComputeRunningProcesses, "__wrapped__")
+    asked = [name for name in vars(Nvml) if "RunningProcesses" in name]
+    assert len(asked) == 2
+    for name in asked:
+        assert not hasattr(getattr(real, name), "__wrapped__"), name

@@ -127,10 +127,10 @@ def _gpu(library: Any, index: int, handle: Any) -> Gpu:
         offered(library.nvmlDeviceGetMaxPcieLinkGeneration),
         offered(library.nvmlDeviceGetMaxPcieLinkWidth),
     ]
+    # By version: the names without one raise an error that is no NVMLError where an older driver lacks the newest.
+    running = (library.nvmlDeviceGetComputeRunningProcesses_v3, library.nvmlDeviceGetGraphicsRunningProcesses_v3)
     holders = {
-        entry.pid: Process(entry.pid, entry.usedGpuMemory)
-        for question in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses)
-        for entry in offered(question) or ()
+        entry.pid: Process(entry.pid, entry.usedGpuMemory) for question in running for entry in offered(question) or ()
     }
     return Gpu(
         index=index,
