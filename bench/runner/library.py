@@ -24,7 +24,7 @@ from .fault import BenchError, Finding
 RECIPES = Path("bench") / "recipes"
 RESULTS = Path("bench") / "results"
 HELD = RESULTS / "held"
-"""Servers on a card that was held to another one's memory: what fits, beside the rates of no table."""
+"""Servers on a card that was held to another one's memory, and those measured beside them: the rates of no table."""
 PLAIN = "-plain"
 """End of the name of a recipe that bench/serving.py derives: the target alone."""
 

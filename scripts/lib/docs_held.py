@@ -1,4 +1,4 @@
-"""Words on the servers that ran on a card which was held to the profiles' memory, made from their result files."""
+"""Words on the servers in bench/results/held: they say what fits and what it takes, beside the tables of rates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def beside(results: dict[str, dict[str, Any]]) -> list[str]:
 
 def compiled(results: dict[str, dict[str, Any]]) -> str:
     """What the compilation of a shape that was not seen before costs, from a repeated prompt's remainder."""
-    seen = {name: results[name]["phases"]["repeated_32768"]["client"]["first_token_seconds"] for name in LENGTHS}
+    seen = {name: _first(results[name]["phases"]["repeated_32768"]) for name in LENGTHS}
     return (
         f"the rest of a repeated prompt took {seen['512k']:.1f} s in the first server on that host and "
         f"{seen['300k']:.1f} s in the next"
@@ -106,7 +106,7 @@ def _tokens(name: str) -> str:
 
 
 def _seconds(result: dict[str, Any], name: str) -> float:
-    return result["phases"][LENGTHS[name]]["client"]["first_token_seconds"]
+    return _first(result["phases"][LENGTHS[name]])
 
 
 def _predicted(result: dict[str, Any], name: str) -> float:

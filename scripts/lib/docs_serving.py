@@ -88,8 +88,9 @@ def speculation(result: dict[str, Any]) -> list[str]:
     found, control = result["dspark_against_plain"], result["plain_alone_against_together"]
     words, own = (result["traced"][name]["words"] for name in ("dspark", "together"))
     random, second, follows = (result["planted"][kind] for kind in ("random", "second", "follows"))
-    odd, own_odd = (result["not_explained_by_shapes"][name] for name in ("dspark", "together"))
-    behind = sorted(map(_least, odd))
+    odd = result["not_explained_by_shapes"]["dspark"]
+    behind = sorted(min(one["behind"].values()) for one in odd)
+    own_behind = result["traced"]["together"]["nats_behind_in_the_best_shape"]["largest"]
     differing = {one["prompt"] for one in found["differences"]}
     return [
         f"Drafting, with {result['layers']} layers and made-up weights",
@@ -105,13 +106,9 @@ def speculation(result: dict[str, Any]) -> list[str]:
         f"{second['planted']} second choices, and {follows['found']} of {follows['planted']} that the draft's Markov "
         f"head would propose, of which {follows['words']['first']} others were the likeliest",
         f"batch shapes explain all but {len(odd)} tokens. Those are behind by {behind[0]:.2f} and {behind[1]:.2f} nats "
-        f"in their best shape, the engine's own by {max(map(_least, own_odd)):.2f} at most; of the {len(odd)}, the "
+        f"in their best shape, the engine's own by {own_behind:.2f} at most; of the {len(odd)}, the "
         f"engine without DSpark took {sum(one['answer'] not in differing for one in odd)} itself",
     ]
-
-
-def _least(suspect: dict[str, Any]) -> float:
-    return min(suspect["behind"].values())
 
 
 def _tokens(words: dict[str, int]) -> int:

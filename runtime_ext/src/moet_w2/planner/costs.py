@@ -46,8 +46,9 @@ shared out among layers and step. Tests hold both to these files."""
 PREFILL_LAUNCH_US = 3840.0
 """Time that a host takes to launch a layer's kernels in a chunk of prefill that no graph covers; a faster card waits.
 From the same eight layers: the first token after a prompt of 512, less a decode step, comes after 28.0 and 33.4 ms;
-their mean. That it goes with layers and not with tokens is an assumption; 46 layers agree on one host (0.19 s for 512
-tokens). On other hosts they took up to 0.25 s: bench/results/held."""
+their mean. That it goes with layers and not with tokens is an assumption; 46 layers without a mapped one agree on one
+host (0.19 s for 512 tokens). All other servers of 46 layers took longer, 0.22 to 0.32 s: serving_h200-*.json in
+bench/results and bench/results/held."""
 PREFILL_TFLOPS = 400.0
 """Of the dense GEMMs in a chunk of prefill on an H200, in a time that stands for all that goes with tokens but routed
 experts: GEMMs, residual streams, norms, sparse attention. Fitted, with the next one, to how the 250,000 tokens of
